@@ -21,19 +21,19 @@ Result = TypeVar("Result")
 
 
 class LostRanksError(PeerCheckpointError):
-    """Ranks died or did not come, so that nothing is known of their part."""
+    """Ranks died or did not come, so the fate of their part is unknown."""
 
 
 def together(group: dist.ProcessGroup, work: Callable[[], Result], *, failed: str, rank: str) -> Result:
-    """Do ``work``, wait for the others of ``group``, and return its result if all have succeeded.
+    """Do ``work``, wait for the other ranks of ``group``, and return the result if all have succeeded.
 
     Args:
-        failed: what a rank says whose own work has succeeded.
-        rank: what ranks of this group are called, such as "mp_rank".
+        failed: the error text on ranks whose own work has succeeded.
+        rank: what a rank of this group is called, such as "mp_rank".
 
     Raises:
         PeerCheckpointError: the work of others has failed, or ranks are lost; this rank's own error is raised
-            as it is.
+            unchanged.
     """
     failure: Exception | None = None
     results: list[Result] = []
@@ -41,7 +41,7 @@ def together(group: dist.ProcessGroup, work: Callable[[], Result], *, failed: st
         try:
             results.append(work())
         except (DistBackendError, LostRanksError):
-            raise  # who is lost here would be waited for in vain once more
+            raise  # waiting again for lost ranks would be in vain
         except Exception as error:
             failure = error
         failures = exchange(None if failure is None else f"{type(failure).__name__}: {failure}", group)
@@ -54,7 +54,7 @@ def together(group: dist.ProcessGroup, work: Callable[[], Result], *, failed: st
 
 
 def exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """The values of all ranks of ``group``."""
+    """Return the values of all ranks of ``group``."""
     values: list[Any] = list(itertools.repeat(None, dist.get_world_size(group)))
     dist.all_gather_object(values, value, group=group)
     return values
@@ -62,7 +62,7 @@ def exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 @contextlib.contextmanager
 def naming_lost_ranks(failed: str) -> Iterator[None]:
-    """Say what has failed where a process group says which ranks are lost; no step waits for them again.
+    """Add what has failed to a process group's error about lost ranks; no step waits for them again.
 
     Raises:
         PeerCheckpointError: in place of a DistBackendError.

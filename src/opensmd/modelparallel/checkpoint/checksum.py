@@ -1,7 +1,7 @@
-"""The CRC-32 of bytes in a row, from those of its parts; pure.
+"""The CRC-32 of concatenated bytes, computed from those of the parts; pure.
 
-Python's zlib has no such function before 3.15. The method is that of zlib's own ``crc32_combine``: appending
-n bytes multiplies a checksum by x**(8 * n), modulo the polynomial that CRC-32 is made of.
+Python's zlib has no such function before 3.15. The method is that of zlib's ``crc32_combine``: appending n
+bytes multiplies a checksum by x**(8 * n), modulo the polynomial of CRC-32.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import functools
 
 __all__ = ["combined"]
 
-_POLYNOMIAL = 0xEDB88320  # as all numbers here, with the bit of x**0 first
+_POLYNOMIAL = 0xEDB88320  # like all numbers here, with the coefficient of x**0 in the highest bit
 _ONE = 1 << 31
 _X = 1 << 30
 
 
 def combined(first: int, second: int, length: int) -> int:
-    """The checksum of bytes that have ``first`` and, behind them, ``length`` bytes that have ``second``."""
+    """Return the checksum of bytes with checksum ``first`` followed by ``length`` bytes with ``second``."""
     return _product(_appended(length), first) ^ second
 
 
 @functools.lru_cache(maxsize=1024)
 def _appended(length: int) -> int:
-    """What a checksum is multiplied by where so many bytes follow."""
+    """Return the factor by which so many appended bytes multiply a checksum."""
     power, square, bits = _ONE, _X, 8 * length
     while bits:
         if bits & 1:

@@ -1,4 +1,4 @@
-"""Finding what in an object would not load again; pure."""
+"""Finding parts of an object that would not load again; pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _HARMLESS = (torch.Tensor, nn.Parameter, type(None), bool, float, complex, str, 
 
 
 def find_unloadable(value: Any, name: str) -> tuple[str, Any] | None:
-    """The first thing in ``value`` that loads only with trust, and how a script reaches it from ``name``.
+    """Find the first thing in ``value`` that loads only with trust, and its path from ``name``.
 
-    None if there is none.
+    Return None if there is none.
     """
     return _find(value, name, set())
 
 
 def describe(value: Any) -> str:
-    """What something is, for an error."""
+    """Describe a value in an error."""
     if callable(value) and hasattr(value, "__qualname__"):
         return f"the function or class {value.__module__}.{value.__qualname__}"
     return f"of type {type(value).__module__}.{type(value).__qualname__}"
@@ -50,7 +50,7 @@ def _find(value: Any, name: str, seen: set[int]) -> tuple[str, Any] | None:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether it is a number of a size that torch reads; beyond 255 bytes it does not."""
+    """Whether it is a number small enough for torch's reader: at most 255 bytes."""
     return type(value) is int and value.bit_length() < 2000
 
 
@@ -72,6 +72,6 @@ def _loads(value: Any) -> bool:
     try:
         torch.save(value, file)
         load_without_trust(file, map_location="cpu")
-    except Exception:  # any that code of the type raises
+    except Exception:  # whatever code of the type raises
         return False
     return True

@@ -1,8 +1,8 @@
-"""Files that survive a kill: written aside, flushed to disk, then renamed; verified when read.
+"""Files that survive a kill: written under a temporary name, flushed to disk, renamed; verified when read.
 
-A file is torch's own zip format, so plain ``torch.load`` reads it; its end says what it is part of (see
-``seal``). What is written has been read back once, without the data of its tensors, so that nobody finds out
-when resuming that it does not load.
+Files have torch's own zip format, so plain ``torch.load`` reads them; the end says what a file is part of
+(see ``seal``). After writing, a file is read back once, without the data of its tensors, so that nobody finds
+out only when resuming that it does not load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROTOCOL = 2  # of pickle; the only one that torch reads without trust
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """How the user's call is named in errors.
+    """What the user's call is named in errors.
 
     Attributes:
         save, load: the function that writes, and the one that will read.
@@ -55,16 +55,16 @@ def write_aside(
     between: Callable[[], None] | None = None,
     **options: Any,
 ) -> Path:
-    """Write ``obj`` next to ``path``, on disk for certain, and return where; ``path`` itself is untouched.
+    """Write ``obj`` next to ``path``, flush it to disk, and return the file; ``path`` itself is untouched.
 
     Args:
         weights_only: refuse what loads only with ``weights_only=False``.
-        between: called between pieces of what is written.
+        between: called between pieces of the write.
         options: torch.save's.
 
     Raises:
         OSError: the folder does not exist or cannot be written, or the disk is full.
-        TypeError: there is something in ``obj`` that cannot be saved, or would not load.
+        TypeError: something in ``obj`` cannot be saved, or would not load.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(
@@ -99,7 +99,7 @@ def _write(
             os.fsync(file.fileno())
     except OSError as error:
         if target is None or target.failure is not None:
-            raise _naming(error, aside) from None  # what torch says of it names no file and no cause
+            raise _naming(error, aside) from None  # torch's error names neither file nor cause
         raise _naming(error, aside) from error
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         found = find_unloadable(obj, caller.content)
@@ -114,7 +114,7 @@ def _write(
 
 
 def _naming(error: OSError, path: Path) -> OSError:
-    """The system's error with the file's name, which a failed write does not have."""
+    """Return the system's error with the file's name, which errors of writes lack."""
     return OSError(error.errno, error.strerror, str(path))
 
 
@@ -136,22 +136,22 @@ def _check_that_it_loads(obj: Any, aside: Path, caller: Caller) -> None:
 
 
 def _load_without_data(path: Path) -> None:
-    """Load what a file has beside the data of tensors; as it is mapped, or more slowly where it cannot be."""
+    """Load a file except the data of tensors, by mapping it, or more slowly where that is impossible."""
     try:
         load_without_trust(path, map_location="cpu", mmap=True)
     except RuntimeError as error:
         if "unable to mmap" not in str(error):
             raise
-        with FakeTensorMode():  # under a limit on memory that counts the map
+        with FakeTensorMode():  # if a memory limit counts the map
             load_without_trust(path, map_location="cpu")
 
 
 def commit(aside: Path, path: Path, *, alone: bool) -> None:
-    """Let what was written aside take the name, at once and for good.
+    """Rename the temporary file to its final name, atomically and durably.
 
     Args:
-        alone: no other process writes under this name, so what waits to take it is of saves that were killed,
-            and goes.
+        alone: no other process writes under this name, so other files waiting for it are left from killed
+            saves, and are deleted.
     """
     aside.replace(path)
     if alone:
@@ -165,7 +165,7 @@ def commit(aside: Path, path: Path, *, alone: bool) -> None:
 
 
 def verify(path: Path) -> None:
-    """Check every byte of a file, as far as it has checksums.
+    """Check every byte of a file that a checksum covers.
 
     Raises:
         OSError: there is no such file, or it cannot be opened.
@@ -179,7 +179,7 @@ def verify(path: Path) -> None:
 
 
 def read(path: Path, *, weights_only: bool = True, **options: Any) -> Any:
-    """Verify and load a file; ``options`` are torch.load's.
+    """Verify and load a file with torch.load's ``options``.
 
     Raises:
         OSError: there is no such file, or it cannot be opened.
@@ -188,11 +188,11 @@ def read(path: Path, *, weights_only: bool = True, **options: Any) -> Any:
     verify(path)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error below says it
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error below says so
             if weights_only:
                 return load_without_trust(path, **options)
             return torch.load(path, weights_only=False, **options)
-    except Exception as error:  # what damage, or code of an unknown type, ends in cannot be listed
+    except Exception as error:  # damage, or code of an unknown type, may raise anything
         raise SMPCheckpointError(_why_not(path, error)) from error
 
 
@@ -238,6 +238,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The reason of torch's reader, which comes after its advice."""
+    """Return the reason in torch's error, which follows its advice."""
     reason = str(error).partition("WeightsUnpickler error:")[2].strip()
     return reason.partition("\n")[0] or type(error).__name__

@@ -1,9 +1,9 @@
-"""``smp.save_checkpoint`` and ``smp.resume_from_checkpoint``: a folder with everything a training needs.
+"""``smp.save_checkpoint`` and ``smp.resume_from_checkpoint``: a folder with all that training needs.
 
 Partial: ``{tag}_partial/`` with ``model_{rank}.pt``, ``optimizer_{rank}.pt``, ``random_{ranks}.pt`` and
 ``user_content.pt``. Full: the model as the file ``{tag}``, ``optimizer_{tag}`` and ``user_content_{tag}``.
-The text file ``newest`` has the name of the last complete one, ``{tag}_partial`` or ``{tag}``; it is replaced
-at the very end, so a kill leaves the checkpoint before it.
+The text file ``newest`` names the last complete one, ``{tag}_partial`` or ``{tag}``. It is replaced at the
+very end, so a kill leaves the previous checkpoint in place.
 """
 
 from __future__ import annotations
@@ -51,34 +51,34 @@ def save_checkpoint(
     weights_only: bool = True,
     blocking: bool = True,
 ) -> BackgroundSave | None:
-    """Save under ``path``; called on all ranks, after the first step.
+    """Save a checkpoint in the folder ``path``; all ranks must call, after the first step.
 
     Args:
-        path: a folder, made if missing.
+        path: a folder, created if missing.
         tag: the checkpoint's name, the same on all ranks.
-        partial: each rank of the first replica writes its part; False: one file with the whole model, and one
-            with the whole optimizer's state, which plain PyTorch reads.
+        partial: each rank of the first replica writes its part. False: write one file with the whole model,
+            and one with the whole optimizer's state, which plain PyTorch reads.
         model, optimizer: what to save; None leaves it out.
-        user_content: given back on resuming; tensors, plain values, and what else ``smp.load`` takes without
-            trust. For partial checkpoints of sharded parameters a dict (or None) gets ``buffer_names`` and
-            ``param_shapes`` besides.
-        translate_if_full: give a full checkpoint of a distributed Hugging Face model that library's names.
-        num_kept_partial_checkpoints: delete older partial checkpoints beyond so many.
-        weights_only: False saves also what loads only with ``weights_only=False``.
+        user_content: returned on resuming; tensors, plain values, and whatever else ``smp.load`` accepts
+            without trust. In partial checkpoints of sharded parameters, a dict (or None) also gets
+            ``buffer_names`` and ``param_shapes``.
+        translate_if_full: use Hugging Face's names in a full checkpoint of a distributed Hugging Face model.
+        num_kept_partial_checkpoints: how many partial checkpoints to keep; older ones are deleted.
+        weights_only: False also saves what loads only with ``weights_only=False``.
         blocking: False lets a thread copy and write. The next save waits for it, and raises if it has failed.
-            What writes parameters or optimizer state before the next ``optimizer.step`` calls
+            Code that changes parameters or optimizer state before the next ``optimizer.step`` must call
             ``wait_until_copied()`` first.
 
     Returns:
-        None; with ``blocking=False`` something with ``wait()``, ``wait_until_copied()`` and ``done``.
+        None; with ``blocking=False``, an object with ``wait()``, ``wait_until_copied()`` and ``done``.
 
     Raises:
-        ValueError: nothing to save, or a tag that is no name of a file.
-        TypeError: ``model`` is no DistributedModel or ``optimizer`` no DistributedOptimizer, ``path`` or
-            ``tag`` is no text, or something in the content would not load again.
-        SMPCheckpointError: another rank could not write; ``newest`` is as it was.
+        ValueError: there is nothing to save, or ``tag`` is not a valid file name.
+        TypeError: ``model`` is not a DistributedModel or ``optimizer`` not a DistributedOptimizer, ``path``
+            or ``tag`` is not a string, or something in the content would not load again.
+        SMPCheckpointError: another rank could not write; ``newest`` is unchanged.
         SMPError: inside a step of a split model.
-        OSError: this rank could not write; ``newest`` is as it was.
+        OSError: this rank could not write; ``newest`` is unchanged.
     """
     groups = state.require("smp.save_checkpoint").groups
     require_meeting("smp.save_checkpoint")
@@ -137,21 +137,22 @@ def resume_from_checkpoint(
     *,
     weights_only: bool = True,
 ) -> Any:
-    """Load what :func:`save_checkpoint` saved into the model and optimizer; called on all ranks.
+    """Load what :func:`save_checkpoint` saved into the model and optimizer; all ranks must call.
 
-    May come before the first step, and at other degrees. A partial checkpoint with a model also brings back
-    the states of the random number generators.
+    This may come before the first step, and the degrees may have changed. A partial checkpoint with a model
+    also restores the states of the random number generators.
 
     Args:
         path: the folder.
         tag: which checkpoint; None takes the newest.
         partial: as it was saved.
-        strict: as ``load_state_dict``'s.
+        strict: as in ``load_state_dict``.
         load_optimizer: load the optimizer too, if it was saved.
-        load_sharded_optimizer_state: accepted; saved state is whole, and cut as it is needed here.
-        translate_function: applied to the full state dict before loading; None for distributed models' own.
+        load_sharded_optimizer_state: accepted and ignored; saved state is whole, and cut as needed here.
+        translate_function: applied to the full state dict before loading; None for the function of
+            distributed models.
         load_optimizer_states: the name of ``load_optimizer`` in the first version that had this function.
-        weights_only: False also loads objects of any type, and runs whatever code is in the files, so it is
+        weights_only: False also loads objects of any type, and runs whatever code is in the files, so use it
             only for your own files.
 
     Returns:
@@ -159,11 +160,11 @@ def resume_from_checkpoint(
 
     Raises:
         FileNotFoundError: no such checkpoint.
-        SMPCheckpointError: a file is damaged, or the newest is full and a partial one is asked for, or the
-            other way round.
+        SMPCheckpointError: a file is damaged, or the newest checkpoint is full and a partial one was
+            requested, or vice versa.
         SMPError: inside a step of a split model.
         ValueError: the optimizer's state does not fit; nothing has been changed.
-        RuntimeError: the model's does not; nothing has been changed.
+        RuntimeError: the model's state does not fit; nothing has been changed.
     """
     groups = state.require("smp.resume_from_checkpoint").groups
     require_meeting("smp.resume_from_checkpoint")
@@ -195,7 +196,7 @@ def resume_from_checkpoint(
 def _read_content(
     folder: Path, tag: str | None, *, partial: bool, weights_only: bool
 ) -> tuple[str, Any, Any]:
-    """The tag of the checkpoint, the user's content, and the states of random number generators."""
+    """Read the checkpoint's tag, the user's content, and the states of random number generators."""
     wanted = read_newest(folder, partial=partial) if tag is None else tag
     _require(folder, wanted, partial=partial)
     content = folder / (f"{wanted}_partial/user_content.pt" if partial else f"user_content_{wanted}")
@@ -210,7 +211,7 @@ def _read_content(
 def _read_states(
     folder: Path, tag: str, *, partial: bool, optimizer: bool, weights_only: bool
 ) -> tuple[Any, Any]:
-    """The state dicts of the model and of the optimizer; None for what was not saved or is not wanted."""
+    """Read the state dicts of model and optimizer; None for one that was not saved or is not wanted."""
     if partial:
         source = folder / f"{tag}_partial"
         return (
@@ -224,11 +225,11 @@ def _read_states(
 
 
 def _load_into_wrapped(model_dict: Any, optimizer_dict: Any, *, strict: bool) -> None:
-    """Load what there is into the script's model and optimizer; both, or nothing."""
+    """Load state dicts into the script's model and optimizer: either both or nothing."""
     optimizer = None
     if optimizer_dict is not None:
         optimizer = cast("SavedOptimizer", _wrapped(state.optimizer, "smp.DistributedOptimizer"))
-        optimizer_dict = optimizer._smp_fitting(optimizer_dict)  # refused before the model is changed
+        optimizer_dict = optimizer._smp_fitting(optimizer_dict)  # raises before the model is changed
     if model_dict is not None:
         model = cast("ModelState", _wrapped(state.model, "smp.DistributedModel"))
         model.load_state_dict(model_dict, strict=strict)
@@ -247,7 +248,7 @@ def _require_name(tag: object) -> None:
 
 
 def _with_shapes(user_content: Any, model: ModelState) -> Any:
-    """A dict of the user's, or none, with what scripts look up in it to convert sharded checkpoints."""
+    """Add to the user's dict, if any, what scripts look up in it to convert sharded checkpoints."""
     if user_content is not None and not isinstance(user_content, dict):
         return user_content
     module = model.get_module()

@@ -1,8 +1,8 @@
 """File names of checkpoints; pure.
 
-A partial checkpoint ``f`` is one file a rank of the replica: ``f_{mp_rank}``, as documented, and with tensor
-parallelism ``f_{pp_rank}_{tp_rank}``. Without it, files of two and three numbers, as later versions wrote
-them, are found too. A set of files tells by its names how many ranks shared each tensor.
+A partial checkpoint ``f`` is one file per rank of the replica: ``f_{mp_rank}``, as documented, or with tensor
+parallelism ``f_{pp_rank}_{tp_rank}``. Without tensor parallelism, files with two and three numbers, as later
+versions wrote them, are also found. The names in a set of files show how many ranks shared each tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PartName:
         stage: the first of them.
         tensor: the second, 0 if there is none.
         replica: the third; None if there is none.
-        save: of a file that waits to be renamed, which save it belongs to.
+        save: if the file waits to be renamed, the save it belongs to.
     """
 
     file: str
@@ -43,11 +43,11 @@ def partial_name(
     rdp_rank: int | None = None,
     suffix: str = "",
 ) -> str:
-    """The file of one rank.
+    """Return the file name of one rank.
 
     Args:
-        tp_rank: None where tensors are not shared.
-        rdp_rank: for the name of three numbers (``v3=True``).
+        tp_rank: None if tensors are not shared.
+        rdp_rank: for names with three numbers (``v3=True``).
     """
     if rdp_rank is not None:
         return f"{f}_{pp_rank}_{tp_rank or 0}_{rdp_rank}{suffix}"
@@ -55,19 +55,19 @@ def partial_name(
 
 
 def pending_name(name: str, save: str) -> str:
-    """What a file of this save is called until it is renamed."""
+    """Return the name that a file of this save has until it is renamed."""
     return f".{name}.{save}.new"
 
 
 def pending_of(name: str, present: Iterable[str]) -> list[str]:
-    """Those of the file names ``present`` that are this file of any save, and wait to be renamed."""
+    """Select from ``present`` the names that this file, of any save, has until it is renamed."""
     return [file for file in present if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-zA-Z]+\.new", file)]
 
 
 def parts_of(name: str, present: Iterable[str], *, suffix: str = "", replica: int = 0) -> list[PartName]:
-    """Those of the file names ``present`` that are parts of the checkpoint ``name``, also those that wait.
+    """Select from ``present`` the parts of the checkpoint ``name``, including those not renamed yet.
 
-    Of names with three numbers, those of ``replica``, or of the first one where that has saved nothing.
+    Of names with three numbers, take those of ``replica``, or of the first one if that has saved nothing.
     """
     numbers = r"_(\d+)(?:_(\d+)(?:_(\d+))?)?"
     own = re.compile(rf"{re.escape(name)}{numbers}{re.escape(suffix)}()")
@@ -92,5 +92,5 @@ def parts_of(name: str, present: Iterable[str], *, suffix: str = "", replica: in
 
 
 def ranks_sharing(parts: Iterable[PartName]) -> int:
-    """How many ranks shared each tensor of a set of files."""
+    """Return how many ranks shared each tensor of a set of files."""
     return 1 + max(part.tensor for part in parts)

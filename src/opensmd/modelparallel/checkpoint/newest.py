@@ -1,7 +1,7 @@
-"""The file ``newest`` of a folder of checkpoints: one line of text with the name of the last complete one.
+"""The file ``newest`` in a folder of checkpoints: one line of text that names the last complete one.
 
-Text, because scripts read it: ``{tag}_partial``, the folder of a partial checkpoint, or ``{tag}``, the file
-of a full one. Earlier versions wrote a file of torch's with the tag and the kind, which is read as well.
+It is text because scripts read it: ``{tag}_partial``, the folder of a partial checkpoint, or ``{tag}``, the
+file of a full one. Earlier versions wrote a torch file with the tag and the kind, which can still be read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from opensmd.modelparallel.exceptions import SMPCheckpointError
 __all__ = ["read_newest", "write_newest"]
 
 _PARTIAL = "_partial"
-_LONGEST = 4096  # bytes; what is longer is no name
+_LONGEST = 4096  # bytes; anything longer is not a name
 
 
 def write_newest(folder: Path, tag: str, *, partial: bool) -> None:
-    """Name a checkpoint as the newest, at once.
+    """Name a checkpoint as the newest, atomically.
 
     Raises:
         OSError: the folder cannot be written.
@@ -41,10 +41,10 @@ def write_newest(folder: Path, tag: str, *, partial: bool) -> None:
 
 
 def read_newest(folder: Path, *, partial: bool) -> str:
-    """The tag of the newest checkpoint of a folder.
+    """Return the tag of the newest checkpoint in a folder.
 
     Args:
-        partial: the kind that is asked for.
+        partial: the kind that is wanted.
 
     Raises:
         FileNotFoundError: no checkpoint was completed there.

@@ -1,9 +1,9 @@
-"""Values of NumPy in files that nobody vouches for.
+"""NumPy values in untrusted files.
 
-NumPy's own unpickling believes what it reads: a dtype of objects that says it has none makes it follow
-pointers that are in the file. So a file with such values is read twice. The first time, what is here stands
-in NumPy's place, makes no arrays, and refuses every state that NumPy itself would not have written; then
-NumPy reads what has passed. Structured and void dtypes are refused.
+NumPy's own unpickling believes what it reads: if a dtype of objects claims to have none, it follows pointers
+from the file. So a file with such values is read twice. The first time, the classes here replace NumPy's;
+they make no arrays, and refuse every state that NumPy itself would not have written. Then NumPy reads what
+has passed. Structured and void dtypes are refused.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 __all__ = ["checking_globals", "numpy_globals"]
 
 _SIMPLE = re.compile(r"b1|[iufc]\d{1,2}|[US]\d{1,9}|[mM]8|O8?")
-_CODES = "?bBhHiIlLqQefdgFDGUSmMO"  # one for every class of simple dtypes
+_CODES = "?bBhHiIlLqQefdgFDGUSmMO"  # one per class of simple dtypes
 _PLACES = ("numpy._core.multiarray", "numpy.core.multiarray")  # since NumPy 2, and before
 
 
 def numpy_globals() -> tuple[Any, ...]:
-    """What pickles of NumPy's scalars, arrays and dtypes name, as torch wants it."""
+    """Return the globals that pickles of NumPy's scalars, arrays and dtypes name, in torch's form."""
     functions: list[Any] = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]]
     named = [(function, f"{place}.{function.__name__}") for function in functions for place in _PLACES]
     dtypes = [type(np.dtype(name)) for name in _CODES]
@@ -31,27 +31,27 @@ def numpy_globals() -> tuple[Any, ...]:
 
 
 def checking_globals() -> tuple[Any, ...]:
-    """What stands for these names while a file is checked."""
+    """Return what replaces these names while a file is checked."""
     checks = [(_scalar, f"{place}.scalar") for place in _PLACES]
     arrays = [(_Array, f"{place}._reconstruct") for place in _PLACES]
     return (*checks, *arrays, (_Dtype, "numpy.dtype"), (_ArrayType, "numpy.ndarray"))
 
 
 class _ArrayType:
-    """Stands for ``numpy.ndarray``, which is only ever named, as the type of an array."""
+    """Replaces ``numpy.ndarray``, which is only ever named, as the type of an array."""
 
     def __new__(cls, *_: object) -> _ArrayType:
-        """Refuse the value, whatever it was."""
+        """Refuse every value."""
         raise pickle.UnpicklingError("a call of numpy.ndarray, which NumPy never writes")
 
 
 class _Dtype:
-    """Stands for a dtype, and knows the true one that a file of NumPy's would make."""
+    """Replaces a dtype, and knows the real one that a file written by NumPy would make."""
 
     true: np.dtype[Any]
 
     def __new__(cls, code: object, align: object, copy: object) -> _Dtype:
-        """Called in both of pickle's ways to make objects; a dtype that is no copy is one that all share."""
+        """Called by both of pickle's ways to create objects; a dtype that is not a copy is shared by all."""
         if not isinstance(code, str) or _SIMPLE.fullmatch(code) is None or (align, copy) != (False, True):
             raise pickle.UnpicklingError(f"a dtype {code!r:.40} that is not simple")
         dtype = super().__new__(cls)
@@ -65,7 +65,7 @@ class _Dtype:
         expected = self.true.__reduce__()[2]
         if not isinstance(state, tuple) or len(state) != len(expected) or state[1] not in ("<", ">", "|"):
             raise pickle.UnpicklingError("a dtype with a state that is not NumPy's")
-        # version 3 of the state, or 4 with the unit of a time; the order of bytes may be another machine's
+        # version 3 of the state, or 4 with a time unit; the byte order may be another machine's
         if (state[0], *state[2:8]) != (expected[0], *expected[2:8]):
             raise pickle.UnpicklingError("a dtype with a state that is not its own")
         if len(expected) == 9 and not _is_unit(state[8]):
@@ -73,10 +73,10 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for an array."""
+    """Replaces an array."""
 
     def __new__(cls, kind: object, shape: object, code: object) -> _Array:
-        """Called in both of pickle's ways to make objects."""
+        """Called by both of pickle's ways to create objects."""
         if kind is not _ArrayType or shape != (0,) or code != b"b":
             raise pickle.UnpicklingError("an array that does not begin as NumPy's do")
         return super().__new__(cls)
@@ -91,7 +91,7 @@ class _Array:
 
 
 def _scalar(dtype: object, data: object = None) -> None:
-    """Stands for a scalar."""
+    """Replaces a scalar."""
     if isinstance(dtype, _Dtype) and dtype.true.hasobject:
         raise pickle.UnpicklingError("a scalar of objects")
     _check_data(dtype, data, 1)

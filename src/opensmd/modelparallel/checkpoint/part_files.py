@@ -1,11 +1,11 @@
-"""Which files are one partial checkpoint: those of the newest save that has all of its parts.
+"""Which files make up a partial checkpoint: those of the newest save that has all of its parts.
 
-A save that was killed while its files got their names has left some of them beside these (see ``save_load``),
-so files that wait to be renamed count, too::
+A save that was killed while renaming its files has left some under temporary names (see ``save_load``), so
+these files count, too::
 
     f_0           part 0 of save 8, which has its name
     f_1           part 1 of save 7, which save 8 was about to replace
-    .f_1.8.new    part 1 of save 8, which waits         ──►  save 8 is whole: f_0 and .f_1.8.new
+    .f_1.8.new    part 1 of save 8, not renamed yet     ──►  save 8 is whole: f_0 and .f_1.8.new
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class PartFiles:
 
 
 def complete_set(path: Path, suffix: str, *, replica: int = 0) -> PartFiles:
-    """The files of the newest save that is whole; those not renamed by a killed one are taken as they wait.
+    """Return the files of the newest complete save, including those that a kill left under temporary names.
 
     Raises:
         FileNotFoundError: there are no files of this name.
-        SMPCheckpointError: no save has all of its files.
+        SMPCheckpointError: no save is complete.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}")
@@ -69,13 +69,13 @@ def complete_set(path: Path, suffix: str, *, replica: int = 0) -> PartFiles:
 
 
 def _with_waiting(named: dict[int, PartName], waiting: Sequence[PartName]) -> tuple[dict[int, PartName], int]:
-    """The files of a save by part, those without their names included, and how many ranks shared tensors."""
+    """Return the files of a save by part, renamed or not, and how many ranks shared tensors."""
     tensor = ranks_sharing([*named.values(), *waiting])
     return {**{name.stage * tensor + name.tensor: name for name in waiting}, **named}, tensor
 
 
 def _foreign_set(path: Path, found: Sequence[PartName]) -> PartFiles:
-    """Files that another library wrote: nothing tells whether they belong together but their names."""
+    """Return the files of another library, which only their names show to belong together."""
     numbers = min(name.numbers for name in found)
     names = [name for name in found if name.numbers == numbers]
     names.sort(key=lambda name: (name.stage, name.tensor))
@@ -83,7 +83,7 @@ def _foreign_set(path: Path, found: Sequence[PartName]) -> PartFiles:
 
 
 def missing_text(path: Path, *, partial: bool) -> str:
-    """What to say where there is no checkpoint of this name, and what there is instead."""
+    """Say that there is no checkpoint of this name, and what there is instead."""
     present = _names_in(path.parent) if path.parent.is_dir() else []
     like = [name for name in present if name.startswith(path.name)]
     folder = f"The folder {path.parent} has {', '.join(present[:10]) or 'no files'}"

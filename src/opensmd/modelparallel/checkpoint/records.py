@@ -1,4 +1,4 @@
-"""Checking a zip archive that has no checksum of the whole: plain torch.save's, or an earlier version's."""
+"""Checking zip archives without a checksum of the whole: those of plain torch.save or earlier versions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _DIRECTORY_ATTRIBUTE = 0x10
 
 
 def verify_records(path: Path) -> None:
-    """Check every byte of a file's records against their checksums, and what the directory says of them.
+    """Check every byte of a file's records against their checksums and the archive's directory.
 
     Raises:
-        SMPCheckpointError: it is damaged, incomplete, or was not written by torch.save.
+        SMPCheckpointError: the file is damaged, incomplete, or was not written by torch.save.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
             damaged = archive.testzip()
-    except Exception as error:  # zipfile's, zlib's, struct's: damage comes as any of them
+    except Exception as error:  # damage can raise any error of zipfile, zlib or struct
         raise SMPCheckpointError(
             f"{path} is damaged, incomplete, or was not written by torch.save: {error}"
         ) from error
@@ -31,7 +31,7 @@ def verify_records(path: Path) -> None:
     if damaged is not None:
         raise SMPCheckpointError(f"{path} is damaged: the checksum of its record {damaged!r} is wrong")
     for record in records:
-        # torch takes such a record for a folder, or for an empty one, and returns memory that it did not fill
+        # torch takes such a record for a folder or an empty record, and returns memory that it did not fill
         if record.external_attr & _DIRECTORY_ATTRIBUTE or record.compress_size != record.file_size:
             raise SMPCheckpointError(
                 f"{path} is damaged: its directory says of the record {record.filename!r} what "

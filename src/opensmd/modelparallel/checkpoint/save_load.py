@@ -2,11 +2,11 @@
 
 A partial save is two steps, so that a kill at any moment leaves a checkpoint that loads:
 
-1. every rank of the replica writes its file aside and waits for the others;
+1. every rank of the replica writes its file under a temporary name and waits for the others;
 2. every rank renames its file.
 
 A kill in step 1 leaves the previous checkpoint. A kill in step 2 leaves some files of the new save renamed
-and the others complete beside their names: loading finds them there.
+and the others complete under their temporary names, where loading finds them.
 """
 
 from __future__ import annotations
@@ -46,23 +46,22 @@ def save(
     suffix: str = "",
     weights_only: bool | None = None,
 ) -> None:
-    """Save an object like ``torch.save``, replacing an older file only when the new one is complete.
+    """Save an object like ``torch.save``, but replace an older file only when the new one is complete.
 
     Args:
-        obj: tensors, plain values, and what else :func:`load` takes without trust; with
-            ``weights_only=False`` anything picklable.
+        obj: tensors, plain values, and whatever else :func:`load` accepts without trust; with
+            ``weights_only=False``, anything picklable.
         f: file name.
         partial: each rank of the replica writes ``f_{mp_rank}`` (``f_{pp_rank}_{tp_rank}`` with tensor
-            parallelism), so all of them must call it (those with
-            ``dp_rank() == 0`` are enough). False: the caller writes the one file ``f``, which plain
-            ``torch.load`` reads.
-        pickle_module, pickle_protocol: as torch.save's; the protocol is 2 in all files that load without
-            trust.
-        v3: three numbers in the name, the last of which is ``rdp_rank()``, so that every replica may save
+            parallelism), so all of them must call (those with ``dp_rank() == 0`` are enough). False: the
+            caller writes the one file ``f``, which plain ``torch.load`` reads.
+        pickle_module, pickle_protocol: as in torch.save; files that load without trust always have protocol
+            2.
+        v3: use three numbers in the name, the last of which is ``rdp_rank()``, so that every replica can save
             what only it has: its slices of sharded optimizer state.
-        suffix: goes behind the numbers, such as ".pt".
-        weights_only: False saves also what loads only with ``weights_only=False``; the default True refuses
-            it (False if another ``pickle_module`` than pickle is given).
+        suffix: follows the numbers, such as ".pt".
+        weights_only: False also saves what loads only with ``weights_only=False``, and is the default if
+            another ``pickle_module`` than pickle is given; the default True refuses it.
 
     Raises:
         TypeError: ``f`` is not a string, or something in ``obj`` would not load again.
@@ -71,7 +70,7 @@ def save(
         OSError: this rank could not write; nothing has been replaced.
 
     Warns:
-        UserWarning: a ``pickle_protocol`` that files which load without trust cannot have; 2 is used.
+        UserWarning: a ``pickle_protocol`` that does not load without trust; 2 is used instead.
     """
     path = _checked(f, "smp.save")
     if weights_only is None:
@@ -92,7 +91,7 @@ def save(
     }
     if not partial:
         aside = write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1), **options)
-        commit(aside, path, alone=False)  # every rank may call this, with the same name
+        commit(aside, path, alone=False)  # other ranks may be writing the same name
         return
     require_meeting("smp.save(partial=True)")
     save_part(obj, path, v3=v3, suffix=suffix, **options)
@@ -108,11 +107,11 @@ def save_part(
     before_commit: Callable[[], None] | None = None,
     **options: Any,
 ) -> None:
-    """Write this rank's part of a partial checkpoint; called on all ranks of the replica.
+    """Write this rank's part of a partial checkpoint; all ranks of the replica must call.
 
     Args:
-        group: these ranks; None takes the group that all uses share.
-        before_commit: called when this rank's file is written; what it raises leaves the save undone.
+        group: these ranks; None for the group that all other uses share.
+        before_commit: called when this rank's file is written; raising here cancels the save.
         options: those of ``files.write_aside``.
     """
     groups = state.require("smp.save(partial=True)").groups
@@ -167,24 +166,24 @@ def load(
 ) -> Any:
     """Load what :func:`save` or, with ``partial=False``, plain ``torch.save`` wrote.
 
-    A partial checkpoint of the same degrees as now gives each rank its own part, also of what every replica
-    has saved with ``v3=True``. From other degrees each rank reads all parts and gets full state dicts. Files
-    are verified before anything is returned, and if one rank of the replica cannot read its file, all of
+    From a partial checkpoint of the current degrees, each rank gets its own part, including what every
+    replica saved with ``v3=True``. From other degrees, each rank reads all parts and gets full state dicts.
+    Files are verified before anything is returned. If one rank of the replica cannot read its file, all of
     them raise.
 
     Args:
-        f: file name, without the ranks' numbers; called on all ranks.
-        map_location, pickle_module, pickle_load_args: as torch.load's.
+        f: file name without the ranks' numbers; all ranks must call.
+        map_location, pickle_module, pickle_load_args: as in torch.load.
         partial: read ``f_{mp_rank}``; False: read ``f``.
-        weights_only: as torch.load's; the default True allows tensors and plain values only (False if a
-            ``pickle_module`` is given), besides a list of harmless types: NumPy's scalars and arrays, paths,
-            times, results of argparse, configurations of transformers. False runs whatever code is in the
-            file, so it is only for your own files.
+        weights_only: as in torch.load. The default True (False if a ``pickle_module`` is given) allows only
+            tensors, plain values and a list of harmless types: NumPy's scalars and arrays, paths, times,
+            results of argparse, configurations of transformers. False runs whatever code is in the file, so
+            use it only for your own files.
         back_compat: accepted; older names are always found.
-        suffix: what is behind the ranks' numbers.
+        suffix: what follows the ranks' numbers.
 
     Raises:
-        TypeError: ``f`` is not a string, or a keyword that is not known.
+        TypeError: ``f`` is not a string, or a keyword is unknown.
         FileNotFoundError: nothing of that name; the message says what there is.
         SMPCheckpointError: a file is damaged, foreign, missing from its set, or not to be trusted.
         SMPError: ``partial`` inside a step of a split model.
@@ -219,7 +218,7 @@ def load(
 
 
 def load_whole(f: str, *, suffix: str = "") -> Any:
-    """All parts of a partial checkpoint put together, by one process alone, without ``smp.init``.
+    """Merge all parts of a partial checkpoint, in one process without ``smp.init``.
 
     Raises:
         FileNotFoundError: nothing of that name; the message says what there is.
@@ -230,9 +229,9 @@ def load_whole(f: str, *, suffix: str = "") -> Any:
 
 
 def read_parts(f: str, *, suffix: str = "") -> tuple[list[Any], int]:
-    """All parts of a partial checkpoint in order, and how many ranks shared each tensor; by one process.
+    """Read all parts of a partial checkpoint in order, and how many ranks shared each tensor, in one process.
 
-    What nobody reads of their tensors stays in the files.
+    Tensors stay in the files until they are read.
 
     Raises:
         FileNotFoundError: nothing of that name; the message says what there is.
@@ -252,18 +251,18 @@ def _require_known(given: Collection[str]) -> None:
 
 
 def _own_part(groups: Groups) -> int:
-    """This rank's part of a checkpoint: stage by stage, the ranks that share one beside each other."""
+    """Return the index of this rank's part: parts are ordered by pp_rank, then by tp_rank."""
     return groups.rank_in(CommGroup.PP_GROUP) * groups.grid.tensor + groups.rank_in(CommGroup.TP_GROUP)
 
 
 def _merged(files: PartFiles, options: dict[str, Any]) -> Any:
-    """All parts put together; what is taken over as it is stays in the files until somebody reads it."""
+    """Merge all parts; tensors that need no merging stay in the files until they are read."""
     parts = [read(path, **{"mmap": True, **options}) for path in files.paths]
     return merge_trees(parts, tensor=files.tensor)
 
 
 def _new_save() -> str:
-    """A name for a save that no other has; later ones come later in the alphabet, after all older forms."""
+    """Return a unique name for a save; later names sort after earlier ones, and after all older forms."""
     return f"t{time.time_ns():016x}{uuid.uuid4().hex[:15]}"
 
 

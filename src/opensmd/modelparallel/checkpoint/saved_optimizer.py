@@ -1,6 +1,6 @@
-"""What saving and resuming need of the optimizer that ``smp.DistributedOptimizer`` returned.
+"""What saving and resuming need from the optimizer that ``smp.DistributedOptimizer`` returned.
 
-A protocol, no base class: its methods would stand before those of the script's own optimizer.
+A protocol, because methods of a base class would override those of the script's own optimizer.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ class SavedOptimizer(Protocol):
     """An optimizer whose state is spread over ranks."""
 
     def local_state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state."""
+        """Return this rank's part of the state."""
 
     def state_dict(self, *, gather_to_rank0: bool = False) -> dict[str, Any]:
-        """The whole state."""
+        """Return the whole state."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a whole state or, on all ranks, parts of it."""
+        """Load a whole state or, on all ranks, parts of one."""
 
     def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """What this rank would load, if it fits."""
+        """Return what this rank would load, if it fits."""
 
     def _smp_names(self) -> list[str]:
-        """The model's name of every parameter, in the whole optimizer's order."""
+        """Return the model's names of all parameters, in the whole optimizer's order."""
 
     def _smp_names_of_groups(self) -> list[list[str]]:
-        """The module's name of every parameter, group by group."""
+        """Return the module's names of all parameters, group by group."""

@@ -1,15 +1,15 @@
-"""The end of a checkpoint file: what the file is part of, and a checksum over all of its bytes.
+"""The end of a checkpoint file: what the file is part of, and a checksum of all its bytes.
 
-Both are the comment of the zip archive, which torch and zip tools skip::
+Both are in the comment of the zip archive, which torch and zip tools skip::
 
     torch's zip archive ... directory | length of comment | opensmd:1:<crc32>:{"save": ..., "part": 0, ...}
     `-------- under the checksum ----'                                        `---- under the checksum ---'
 
 Records have checksums of their own, but the directory that says where they are has none: one bit of it
-makes torch return memory that it never wrote to. CRC-32 finds every damage of up to 32 bits in a row and all
-but one of 4e9 others; zlib's is the fastest checksum in Python's library (4 GB/s; SHA-256 1.4, BLAKE2b 0.8).
-None of them keeps off forgers, who can compute any of them anew. Files of earlier versions have their label
-as a record of the archive and no such checksum; other libraries' files have neither.
+makes torch return memory that it never wrote to. CRC-32 detects every error of up to 32 bits in a row and all
+but one in 4e9 others; zlib's is the fastest checksum in Python's library (4 GB/s; SHA-256 1.4, BLAKE2b 0.8).
+None of them stops forgers, who can recompute it. Files of earlier versions have their label in a record of
+the archive and no such checksum; other libraries' files have neither.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["Label", "Seal", "SealingFile", "is_zip", "read_label", "read_seal"]
 RECORD = "opensmd.json"
 ZIP = b"PK\x03\x04"
 _END_OF_DIRECTORY = b"PK\x05\x06"
-_LENGTH_AT = 20  # in the end of the directory: two bytes, then the comment
+_LENGTH_AT = 20  # in the end of central directory: two bytes, then the comment
 _CHUNK = 1 << 22
-_LARGE = 1 << 18  # bytes: of fewer, a checksum is quickly computed
+_LARGE = 1 << 18  # bytes: the checksum of fewer is cheap to compute
 _DESCRIPTOR = b"PK\x07\x08"
 _COMMENT = re.compile(rb"opensmd:1:([0-9a-f]{8}):(\{.*\})", re.DOTALL)
 
@@ -45,8 +45,8 @@ class Label:
     """What a file is part of.
 
     Attributes:
-        save: the same in all files of one save, different in every save.
-        part, parts: which of how many.
+        save: the same in all files of one save, and unique to it.
+        part, parts: the number of this part, and how many there are.
     """
 
     save: str
@@ -55,7 +55,7 @@ class Label:
 
     @classmethod
     def parsed(cls, text: bytes, path: Path) -> Label:
-        """The label in a file; fields that a later version may add are left out.
+        """Parse the label in a file, ignoring fields that later versions may add.
 
         Raises:
             SMPCheckpointError: it is damaged.
@@ -76,11 +76,11 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Seal:
-    """The end of a file as it was written.
+    """The end of a file as written.
 
     Attributes:
         label: what the file is part of.
-        crc: over the first ``covered`` bytes and ``text``.
+        crc: of the first ``covered`` bytes and ``text``.
         covered: how many bytes of the file come before the comment's length.
         text: the label as it is in the file.
     """
@@ -112,31 +112,31 @@ class Seal:
 
 
 class SealingFile:
-    """A file for ``torch.save`` to write to, which computes the checksum on the way.
+    """A file for ``torch.save`` that computes the checksum while writing.
 
-    torch computes one of each tensor and writes it behind that, so large ones are not gone through twice::
+    torch writes a checksum of each tensor after it, so large tensors need not be read twice::
 
         ... | a tensor's bytes | PK 07 08, their checksum, their number (twice) | ...
 
     Args:
-        file: open for reading, too.
-        between: called between pieces of what is written.
+        file: also open for reading.
+        between: called between pieces of the write.
 
     Attributes:
-        failure: what the system said when it refused to write; torch says something else then.
+        failure: the system's error when a write failed; torch raises a different one.
     """
 
     def __init__(self, file: IO[bytes], between: Callable[[], None] | None = None) -> None:
         self._file = file
         self._between = between
         self._crc = 0
-        self._last = b""  # the comment's length, which is not under the checksum
-        self._large = 0  # bytes written last whose checksum is still to come
-        self._is_told = get_crc32_options()  # what torch writes without is none
+        self._last = b""  # the comment's length, which the checksum leaves out
+        self._large = 0  # bytes written last, whose checksum is yet to come
+        self._is_told = get_crc32_options()  # without this option, torch writes none
         self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write bytes behind those before."""
+        """Append bytes."""
         view = memoryview(data).cast("B")
         if self._large:
             self._add_large(bytes(view[:24]))
@@ -163,7 +163,7 @@ class SealingFile:
                 self._between()
 
     def _add_large(self, following: bytes) -> None:
-        """Count in the bytes written last, of which ``following`` tells the checksum."""
+        """Include the bytes written last, using their checksum from ``following``."""
         width = 4 if following[12:16] == following[8:12] else 8
         if following[:4] == _DESCRIPTOR and int.from_bytes(following[8 : 8 + width], "little") == self._large:
             crc = int.from_bytes(following[4:8], "little")
@@ -172,7 +172,7 @@ class SealingFile:
         self._crc, self._large = combined(self._crc, crc, self._large), 0
 
     def _crc_on_disk(self, count: int) -> int:
-        """The checksum of the bytes written last."""
+        """Return the checksum of the bytes written last."""
         end = self._file.seek(-count, 1) + count
         crc = 0
         while (at := self._file.tell()) < end:
@@ -180,10 +180,10 @@ class SealingFile:
         return crc
 
     def flush(self) -> None:
-        """Nothing waits here; torch asks."""
+        """Do nothing: nothing is buffered, but torch calls this."""
 
     def seal(self, label: Label) -> None:
-        """Write the label and the checksum behind what torch has written."""
+        """Append the label and the checksum to what torch has written."""
         assert not self._large and self._last == b"\0\0", "torch wrote a zip archive without a comment"
         text = json.dumps(asdict(label)).encode()
         comment = b"opensmd:1:%08x:%s" % (zlib.crc32(text, self._crc), text)
@@ -192,10 +192,10 @@ class SealingFile:
 
 
 def read_seal(path: Path) -> Seal | None:
-    """The end of a file; None if it has none, because an earlier version or another library wrote it.
+    """Read the end of a file; None if it has none, because an earlier version or another library wrote it.
 
     Raises:
-        SMPCheckpointError: it has one that is damaged.
+        SMPCheckpointError: the seal is damaged.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -213,14 +213,14 @@ def read_seal(path: Path) -> Seal | None:
     found = _COMMENT.fullmatch(comment)
     if found is None or len(comment) != length:
         if not is_zip(path):
-            return None  # those four bytes are data of something else
+            return None  # these four bytes are other data
         raise SMPCheckpointError(f"{path} is damaged or incomplete: its last {len(comment)} bytes are wrong")
     label = Label.parsed(found[2], path)
     return Seal(label=label, crc=int(found[1], 16), covered=start + covered, text=found[2])
 
 
 def read_label(path: Path) -> Label | None:
-    """What a file is part of; None if ``smp.save`` did not write it.
+    """Read what a file is part of; None if ``smp.save`` did not write it.
 
     Raises:
         SMPCheckpointError: it is damaged, or was not written by torch.save.
@@ -243,7 +243,7 @@ def read_label(path: Path) -> Label | None:
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file begins as torch's do."""
+    """Whether a file begins like torch's."""
     with path.open("rb") as file:
         return file.read(len(ZIP)) == ZIP
 

@@ -1,8 +1,8 @@
-"""What a checkpoint may hold and still load without trust in who wrote it (``weights_only=True``).
+"""What a checkpoint may hold and still load without trusting its author (``weights_only=True``).
 
-torch allows tensors and plain values. Scripts also save what is here: values whose making runs no code but
-their own type's. The list is explicit; a type comes in when somebody has looked at what making it does.
-Types that change when they are filled (deque, defaultdict) are refused by torch's reader whatever the list.
+torch allows tensors and plain values. Scripts also save the types listed here, whose creation runs no code
+but their own. The list is explicit: a type is added after somebody has reviewed what creating it does.
+torch's reader refuses types that change when filled (deque, defaultdict), whatever the list says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN: tuple[type, ...] = (
     datetime.time,
     datetime.timedelta,
     datetime.timezone,
-    bytes,  # empty ones are written as a call
+    bytes,  # empty bytes are pickled as a call
     frozenset,
     range,
     slice,
@@ -46,34 +46,34 @@ _NAME = re.compile(r"GLOBAL (\S+?)\.? ")
 
 
 def load_without_trust(source: Path | IO[bytes], **options: Any) -> Any:
-    """``torch.load(weights_only=True)``, which takes the values of this list too.
+    """Call ``torch.load(weights_only=True)``, but also accept the types of this list.
 
     Args:
-        source: a file, in torch's zip format or older ones.
+        source: a file in torch's zip format or an older one.
         options: torch.load's.
     """
     names = _names(source)
     allowed = [*_PLAIN, *_named_paths(), *_configurations(names)]
     if any(name.startswith("numpy.") for name in names):
-        checks = {"map_location": "cpu", "mmap": isinstance(source, Path)}  # a map: the data is not read
+        checks = {"map_location": "cpu", "mmap": isinstance(source, Path)}  # mapped: the data is not read
         _load_allowing([*allowed, *checking_globals()], source, checks)
         allowed += numpy_globals()
     return _load_allowing(allowed, source, options)
 
 
 def refused_name(error: BaseException) -> str | None:
-    """The function or class that torch refused, of its error; None if something else went wrong."""
+    """Return the function or class that torch's error refuses; None if something else went wrong."""
     found = _NAME.search(str(error))
     return found[1] if found is not None else None
 
 
 def is_trusted(kind: type) -> bool:
-    """Whether values of this type load without trust, if what is in them does."""
+    """Whether values of this type load without trust, provided their contents do."""
     return kind in _PLAIN or kind in _PATHS or _is_configuration(kind)
 
 
 def _load_allowing(ours: list[Any], source: Path | IO[bytes], options: dict[str, Any]) -> Any:
-    """Load where torch takes these; what the script has allowed stays allowed."""
+    """Load with these types allowed, in addition to those that the script has allowed."""
     theirs = torch.serialization.get_safe_globals()
     if not isinstance(source, Path):
         source.seek(0)
@@ -82,12 +82,12 @@ def _load_allowing(ours: list[Any], source: Path | IO[bytes], options: dict[str,
 
 
 def _names(source: Path | IO[bytes]) -> list[str]:
-    """What the file names that torch does not allow by itself."""
+    """Return the globals in the file that torch does not allow by itself."""
     try:
         if not isinstance(source, Path):
             source.seek(0)
         return torch.serialization.get_unsafe_globals_in_checkpoint(source)
-    except Exception:  # loading says what is wrong with the file
+    except Exception:  # loading will say what is wrong with the file
         return []
 
 
@@ -98,7 +98,7 @@ def _named_paths() -> list[tuple[type, str]]:
 
 
 def _configurations(names: list[str]) -> list[type]:
-    """Configurations of transformers that the file names: data with methods, filled without calls."""
+    """Return the transformers configurations in the file: data with methods, filled without calls."""
     found = (_found(*name.rpartition(".")[::2]) for name in names)
     return [kind for kind in found if isinstance(kind, type) and _is_configuration(kind)]
 

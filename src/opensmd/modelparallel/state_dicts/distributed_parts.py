@@ -1,4 +1,4 @@
-"""Which parameters the tensor-parallel ranks share, and their whole values from slices and back."""
+"""Which parameters the tensor-parallel ranks share, and conversion between slices and whole values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DistributedParts(Whereabouts):
         module: the user's module, with its distributed modules in place.
 
     Attributes:
-        shards: how parameters and buffers are split, by name; empty with one rank in the group.
+        shards: how parameters and buffers are split, by name; empty if the group has one rank.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -58,11 +58,11 @@ class DistributedParts(Whereabouts):
         return any(tensor is buffer for name, tensor in self._named_tensors() if name in self._split)
 
     def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
-        """Whether it works on the batch of the whole tensor-parallel group, as distributed modules do."""
+        """Whether it works on the whole tensor-parallel group's batch, as distributed modules do."""
         return any(tensor is parameter for name, tensor in self._named_tensors() if name in self._scaled)
 
     def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
-        """Whether it works on the batch of the whole tensor-parallel group, as distributed modules do."""
+        """Whether it works on the whole tensor-parallel group's batch, as distributed modules do."""
         return any(tensor is buffer for name, tensor in self._named_tensors() if name in self._scaled)
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -78,16 +78,16 @@ class DistributedParts(Whereabouts):
         )
 
     def sliced_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters on this rank of which it has a slice."""
+        """The parameters of which this rank has a slice."""
         return (parameter for name, parameter in self.get_module().named_parameters() if name in self.shards)
 
     def counts_here(self, name: str) -> bool:
-        """Whether a parameter counts on this rank in a sum over the replica: a slice on all."""
+        """Whether this rank contributes a parameter to sums over the replica, as all ranks do with slices."""
         return tensor_size() == 1 or tensor_rank() == 0 or name in self._split
 
     @property
     def has_scaled_batch(self) -> bool:
-        """Whether any parameter or buffer works on the batch of the whole tensor-parallel group."""
+        """Whether any parameter or buffer works on the whole tensor-parallel group's batch."""
         return bool(self._scaled)
 
     def is_common_part(self, name: str) -> bool:
@@ -95,7 +95,7 @@ class DistributedParts(Whereabouts):
         return name in self._scaled and name not in self._split
 
     def works_on_scaled_batch(self, name: str) -> bool:
-        """As :meth:`is_scaled_batch_parameter`, by name."""
+        """Like :meth:`is_scaled_batch_parameter`, by name."""
         return name in self._scaled
 
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -104,7 +104,7 @@ class DistributedParts(Whereabouts):
         yield from module.named_buffers(remove_duplicate=False)
 
     def _make_common_parts_equal(self) -> None:
-        """Give what distributed modules have in common the first tensor-parallel rank's values."""
+        """Copy the common parts of distributed modules from the first tensor-parallel rank."""
         for name, tensor in self._named_tensors():
             common = self.is_common_part(name) and not isinstance(tensor, DTensor)
             if common and self.is_here(name) and has_data(tensor):
@@ -114,7 +114,7 @@ class DistributedParts(Whereabouts):
 
 
 def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> dict[Any, Any]:
-    """Entries of which this rank has slices as whole tensors; called on all tensor-parallel ranks alike."""
+    """Merge slices among the entries into whole tensors; all tensor-parallel ranks must call alike."""
     gathered: dict[tuple[Any, ...], Tensor] = {}
     whole: dict[Any, Any] = {}
     for name, value in entries.items():
@@ -136,10 +136,10 @@ def whole_entries(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> di
 
 
 def _all_columns(value: Tensor, shard: Shard | None) -> Tensor:
-    """The slices of all tensor-parallel ranks, if the tensor is split over them."""
+    """Gather the slices of all tensor-parallel ranks, if the tensor is split over them."""
     if shard is None:
         return value
-    if value.is_meta:  # nobody wants it here, nor on the ranks beside this one
+    if value.is_meta:  # not wanted here, nor on the other tensor-parallel ranks
         return value.new_empty(shard.whole_shape(value.shape))
     return newly_gathered(all_gathered(value, shard.axis, shard.size))
 
@@ -150,7 +150,7 @@ def _all_rows(value: DTensor) -> Tensor:
 
 
 def slices_in(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> list[list[Any]]:
-    """What a file says of entries that are slices: each one's name, axis and whole size along it."""
+    """Return a file's description of its slices: name, axis, and whole size along it."""
     return [
         [name, shards[name].axis, shards[name].size]
         for name, value in entries.items()
@@ -159,7 +159,7 @@ def slices_in(entries: Mapping[Any, Any], shards: Mapping[Any, Shard]) -> list[l
 
 
 def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:
-    """What a rank loads of an entry: its slice of a whole tensor, otherwise the entry itself.
+    """Return what a rank loads from an entry: its slice of a whole tensor, otherwise the entry itself.
 
     Args:
         value: what was saved.
@@ -176,7 +176,7 @@ def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:
 
 
 def _scaled_names(module: nn.Module) -> Iterator[str]:
-    """Parameters and buffers of distributed modules, and what torch's own parallelism has split."""
+    """Yield names of tensors that belong to distributed modules or are split by torch's own parallelism."""
     for prefix, one in outermost(module):
         for name, _ in [
             *one.named_parameters(remove_duplicate=False),

@@ -1,7 +1,7 @@
-"""Collecting tensors from where they live: one description from each rank, then each tensor once.
+"""Collecting tensors from where they live: first a description from each rank, then each tensor once.
 
-Tensors are broadcast by their home without pickling; those made of others, part by part. Names of one tensor
-(tied weights) travel once and stay tied in the result.
+A tensor's home broadcasts it without pickling; tensors made of others go part by part. A tensor with several
+names (tied weights) travels once and stays tied in the result.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class _Description:
-    """Tensors without their data, another name's twin, or a value that is no tensor.
+    """A tensor without its data, the twin of another name, or a value that is not a tensor.
 
     Attributes:
-        parts: the plain tensors to send: of an ordinary tensor that one alone.
-        form: how a tensor is made of its parts; None for an ordinary one.
+        parts: the plain tensors to send; for an ordinary tensor, just itself.
+        form: how the tensor is made of its parts; None for an ordinary one.
         twin: another name of the tensor.
-        value: what is no tensor.
+        value: a value that is not a tensor.
     """
 
     parts: tuple[_Sent, ...] = ()
@@ -60,7 +60,7 @@ def collect(
     group: dist.ProcessGroup,
     only_first: bool = False,
 ) -> dict[str, Any]:
-    """A state dict whose entries are real on different ranks, real everywhere.
+    """Make the entries of a state dict, which are real on different ranks, real everywhere.
 
     Args:
         whole: all names, in order; those of other ranks are meta tensors.
@@ -82,7 +82,7 @@ def collect(
 
 
 def _owners_of(lacking: list[str], whole: Mapping[str, Any], group: dist.ProcessGroup) -> dict[str, int]:
-    """Who has what its home lacks: entries that hooks name or make, buffers computed elsewhere."""
+    """Find owners of entries that their home lacks: those that hooks make, buffers computed elsewhere."""
     size = dist.get_world_size(group)
     everyone: list[Any] = [None] * size
     dist.all_gather_object(everyone, lacking, group=group)
@@ -103,7 +103,7 @@ def _owners_of(lacking: list[str], whole: Mapping[str, Any], group: dist.Process
 
 
 def gather_full(given: Mapping[str, Any], *, group: dist.ProcessGroup) -> dict[str, Any]:
-    """Put the partial state dicts of all ranks of ``group`` together; every rank gets the full one.
+    """Merge the partial state dicts of all ranks of ``group``; every rank gets the full one.
 
     Raises:
         SMPCheckpointError: on every rank, if some have a full state dict and some a partial one.
@@ -119,7 +119,7 @@ def gather_full(given: Mapping[str, Any], *, group: dist.ProcessGroup) -> dict[s
 
 
 def unite(own: Mapping[Key, Any], *, group: dist.ProcessGroup, only_first: bool = False) -> dict[Key, Any]:
-    """The entries of all ranks of ``group``; of a name that several have, the first rank's."""
+    """Merge the entries of all ranks of ``group``; if several have a name, the first rank's counts."""
     size, me = dist.get_world_size(group), dist.get_rank(group)
     descriptions: list[Any] = [None] * size
     dist.all_gather_object(descriptions, _describe(own), group=group)
@@ -160,7 +160,7 @@ def _describe(own: Mapping[Key, Any]) -> dict[Key, _Description]:
 def _transfer(
     own: Tensor | None, description: _Description, home: int, group: dist.ProcessGroup, only_first: bool
 ) -> Tensor | None:
-    """One tensor from its home to all, or to the first rank."""
+    """Send one tensor from its home to all ranks, or to the first."""
     me = dist.get_rank(group)
     mine: list[Any] = [None] * len(description.parts)
     if me == home:

@@ -1,7 +1,7 @@
-"""Tensors of a parameter in the order of its memory.
+"""Giving a parameter's tensors its own memory layout.
 
-torch's fused optimizers go through the memory of a parameter, its gradient and its state alike, without
-asking for strides: of tensors that lie in another order they pair the wrong elements, without a word.
+torch's fused optimizers walk the memory of a parameter, its gradient and its state in step, ignoring strides.
+With different layouts they silently pair the wrong elements.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ __all__ = ["lay_out_state", "laid_out_as"]
 
 
 def laid_out_as(parameter: Tensor, come: Tensor) -> Tensor:
-    """A copy of what has come, with the parameter's strides."""
+    """Return a copy of ``value`` with the parameter's strides."""
     made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=come.dtype, device=come.device)
     return made.copy_(come)
 
 
 def lay_out_state(entries: Mapping[Any, Any]) -> None:
-    """Lay out what an optimizer has loaded for each element of its parameters.
+    """Lay out an optimizer's loaded state like its parameters.
 
-    It may be turned, or a view of a whole tensor, of which it would keep all in memory.
+    It may be transposed, or a view that would keep a whole tensor in memory.
 
     Args:
-        entries: by parameter; what an optimizer keeps under other keys stays.
+        entries: by parameter; other keys are left alone.
     """
     for parameter, own in entries.items():
         if not isinstance(parameter, Tensor) or not isinstance(own, MutableMapping):

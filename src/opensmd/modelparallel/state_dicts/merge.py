@@ -1,9 +1,9 @@
-"""Putting partial state dicts together; pure.
+"""Merging partial state dicts; pure.
 
-A partial dict has the key ``_smp_is_partial`` with a true value. A model's has some of the names,
-an optimizer's has all parameter groups and the state of some parameters, under the numbers that the whole
-optimizer would give them. So parts from any partition can be united, and a full dict is one that plain
-PyTorch reads. Where ranks share tensors the key ``_smp_slices`` says of which entries a part has slices.
+A partial dict has the key ``_smp_is_partial`` with a true value. A model's has some of the names; an
+optimizer's has all parameter groups and the state of some parameters, under the numbers that the whole
+optimizer would give them. So parts from any partitions can be merged, and plain PyTorch can read a full dict.
+Where ranks share tensors, the key ``_smp_slices`` says which entries of a part are slices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 PARTIAL = "_smp_is_partial"
 SLICES = "_smp_slices"
 MODULE, FLAT, COUNT = "module", "fp32_flat_groups", "partition_count"  # see ``saving.sharded_names``
-_TYPES = {MODULE: Mapping, FLAT: list, COUNT: int}  # as no entry of a state dict has
+_TYPES = {MODULE: Mapping, FLAT: list, COUNT: int}  # unlike any entry of a state dict
 
 
 def is_partial(given: Any) -> bool:
@@ -43,7 +43,7 @@ def is_partial(given: Any) -> bool:
 
 
 def marked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict without its marks, and without what is in it only for scripts to look up."""
+    """Return a state dict without its marks, and without what is there only for scripts to look up."""
     return with_versions({name: value for name, value in given.items() if not _is_mark(name, value)}, given)
 
 
@@ -52,9 +52,9 @@ def _is_mark(name: str, value: Any) -> bool:
 
 
 def with_versions(entries: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """``entries`` with the versions of modules, which torch keeps as an attribute, of ``source``.
+    """Copy the module versions of ``source``, which torch keeps as an attribute, to ``entries``.
 
-    Without them a module takes what it loads for something of its first version, and may convert it.
+    Without them, a module assumes that what it loads is from its first version, and may convert it.
     """
     if not hasattr(source, "_metadata"):
         return dict(entries)
@@ -64,16 +64,16 @@ def with_versions(entries: Mapping[str, Any], source: Mapping[str, Any]) -> dict
 
 
 def merge_trees(parts: Sequence[Any], *, tensor: int = 1) -> Any:
-    """Unite what every rank of a replica saved: partial dicts become full ones, wherever they are in it.
+    """Merge what every rank of a replica saved, turning partial dicts at any depth into full ones.
 
-    Of all other values, those of the first part are taken.
+    All other values come from the first part.
 
     Args:
-        parts: stage by stage, those that share tensors beside each other.
+        parts: by stage; within one, by tensor-parallel rank.
         tensor: how many ranks share each tensor.
 
     Raises:
-        SMPCheckpointError: the parts have different structures, or do not say of what they have slices.
+        SMPCheckpointError: the parts have different structures, or do not say which entries are slices.
     """
     first = parts[0]
     if any(is_partial(part) for part in parts):
@@ -94,7 +94,7 @@ def merge_trees(parts: Sequence[Any], *, tensor: int = 1) -> Any:
 
 
 def merge_optimizers(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> dict[str, Any]:
-    """Unite partial optimizer state dicts; the arguments are those of :func:`merge_trees`.
+    """Merge partial optimizer state dicts; the arguments are those of :func:`merge_trees`.
 
     Raises:
         SMPCheckpointError: their parameter groups differ.
@@ -126,12 +126,12 @@ def merge_optimizers(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> 
 
 
 def whole_later(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> dict[str, Callable[[], Any]]:
-    """The entries of a model's partial state dicts, of which each is put together when it is asked for.
+    """Return the entries of a model's partial state dicts, each of which is merged on demand.
 
     The arguments are those of :func:`merge_trees`.
 
     Raises:
-        SMPCheckpointError: the parts do not say of what they have slices.
+        SMPCheckpointError: the parts do not say which entries are slices.
     """
     axes = _axes(parts, tensor)
     pieces = _pieces([marked(part) for part in parts], tensor)
@@ -139,12 +139,12 @@ def whole_later(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> dict[
 
 
 def _items(entries: Any) -> list[tuple[Any, Any]]:
-    """The entries of a parameter's state; what is no dict as one without a key."""
+    """Return the entries of a parameter's state; anything but a dict is one entry without a key."""
     return list(entries.items()) if isinstance(entries, Mapping) else [(None, entries)]
 
 
 def _axes(parts: Sequence[Mapping[str, Any]], tensor: int) -> dict[Any, tuple[int, int]]:
-    """Of all entries that are split: along which axis, and the whole size along it."""
+    """Return the axis of all split entries, and the whole size along it."""
     if tensor == 1:
         return {}
     if not all(SLICES in part for part in parts):
@@ -158,12 +158,12 @@ def _axes(parts: Sequence[Mapping[str, Any]], tensor: int) -> dict[Any, tuple[in
 def _united(
     parts: Sequence[Mapping[Any, Any]], axes: Mapping[Any, tuple[int, int]], tensor: int
 ) -> dict[Any, Any]:
-    """The entries of all parts; slices of one tensor as the whole."""
+    """Merge the entries of all parts, and slices into whole tensors."""
     return {name: _entry(name, own, axes, tensor) for name, own in _pieces(parts, tensor).items()}
 
 
 def _pieces(parts: Sequence[Mapping[Any, Any]], tensor: int) -> dict[Any, list[Any]]:
-    """What the ranks beside each other that share tensors have of each entry; the first such ranks'."""
+    """Return the pieces of each entry, from the first group of tensor-parallel ranks that has it."""
     pieces: dict[Any, list[Any]] = {}
     for first in range(0, len(parts), tensor):
         sharing = parts[first : first + tensor]

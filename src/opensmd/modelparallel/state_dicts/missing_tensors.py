@@ -1,8 +1,8 @@
-"""Tensors without data in the place of what lives elsewhere, while a module saves or loads its state.
+"""Stand-ins for tensors that live elsewhere, while a module saves or loads its state.
 
-Modules customize their state dicts: hooks rename entries or put several into one, newer versions of a
-class convert what older ones saved. That code expects a whole module. With meta tensors of the right shapes
-for what is on other ranks it runs as it is, on every rank; an entry that comes out real is this rank's.
+Modules customize their state dicts: hooks rename or merge entries, and newer versions of a class convert what
+older ones saved. That code expects a whole module. With meta tensors of the right shapes for what is on other
+ranks, it runs unchanged on every rank; entries that come out real are this rank's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["has_data", "loads_by_itself", "stand_ins"]
 
 @contextlib.contextmanager
 def stand_ins(module: nn.Module, is_here: Callable[[str], bool]) -> Iterator[None]:
-    """Replace the parameters and buffers of ``module`` that are not here by meta tensors for a while.
+    """Temporarily replace the parameters and buffers of ``module`` that are not here by meta tensors.
 
     Args:
         module: the user's module.
@@ -50,12 +50,12 @@ def stand_ins(module: nn.Module, is_here: Callable[[str], bool]) -> Iterator[Non
 
 
 def has_data(value: Any) -> bool:
-    """Whether an entry of a state dict made with :func:`stand_ins` is this rank's."""
+    """Whether an entry of a state dict created under :func:`stand_ins` is this rank's."""
     return not (isinstance(value, Tensor) and value.is_meta)
 
 
 def loads_by_itself(module: nn.Module) -> bool:
-    """Whether code that is not torch's decides which names and shapes a part of ``module`` takes."""
+    """Whether code outside torch decides which names and shapes a part of ``module`` accepts."""
     return any(
         submodule._load_state_dict_pre_hooks
         or not type(submodule)._load_from_state_dict.__module__.startswith("torch.nn.")

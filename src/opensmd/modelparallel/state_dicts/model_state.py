@@ -1,7 +1,7 @@
-"""What a DistributedModel is apart from its steps: the base of ``smp.DistributedModel``.
+"""All of ``smp.DistributedModel`` except its steps: its base class.
 
-Whereabouts knows what lives here, StateDicts saves and loads it, Moves moves it; here is what happens to the
-model at given moments.
+Whereabouts knows what lives here, StateDicts saves and loads it, Moves moves it; this file adds what happens
+at certain moments, such as hooks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Hook = Callable[[Any, Any], Any]
 
 
 class ModelState(Moves):
-    """A module with hooks that run when it is partitioned, and when a step ends.
+    """A module with hooks that run when it is partitioned and when a step ends.
 
     Args:
         module: the user's module.
@@ -42,14 +42,14 @@ class ModelState(Moves):
         self._post_step_hooks: dict[int, Hook] = OrderedDict()
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
-        """What the model has in the place of a parameter that it had before; a subclass may shard some."""
+        """Return what the model now has in place of an earlier parameter; a subclass may shard some."""
         return parameter
 
     def require_whole_batch(self, name: str) -> None:
-        """Refuse what must wait for the gradients of a whole batch, called by one of several microbatches.
+        """Refuse ``name``, which needs the gradients of a whole batch, in one of several microbatches.
 
         Raises:
-            SMPError: a step with several microbatches runs.
+            SMPError: a step with several microbatches is running.
         """
         if self.running > 1:
             raise SMPError(
@@ -58,19 +58,19 @@ class ModelState(Moves):
             )
 
     def require_other_parameters(self, optimizer: torch.optim.Optimizer, name: str) -> None:
-        """Refuse ``name`` of an optimizer, wrapped or not, that has parameters of this model.
+        """Refuse ``name`` of an optimizer, wrapped or not, if it has parameters of this model.
 
         Raises:
-            SMPError: it has, and a step with several microbatches runs.
+            SMPError: it has, and a step with several microbatches is running.
         """
-        if self.running <= 1:  # nearly always: optimizers step between steps
+        if self.running <= 1:  # the usual case: optimizers step between steps
             return
         own = {id(parameter) for parameter in self.get_module().parameters()}
         if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
             self.require_whole_batch(name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, between steps.
+        """Zero the gradients as in torch, but between steps.
 
         Raises:
             SMPError: inside a step with several microbatches.
@@ -85,7 +85,7 @@ class ModelState(Moves):
         A hook that is registered later runs at once.
 
         Raises:
-            TypeError: ``hook`` is no function.
+            TypeError: ``hook`` is not a function.
         """
         _check_hook("register_post_partition_hook", hook)
         handle = RemovableHandle(self._post_partition_hooks)
@@ -99,7 +99,7 @@ class ModelState(Moves):
         """Run ``hook(model, optimizer)`` once, at the end of the next step.
 
         Raises:
-            TypeError: ``hook`` is no function.
+            TypeError: ``hook`` is not a function.
         """
         _check_hook("register_post_step_hook", hook)
         handle = RemovableHandle(self._post_step_hooks)
@@ -107,20 +107,20 @@ class ModelState(Moves):
         return handle
 
     def _fill_delayed(self, plan: Plan) -> None:
-        """Give delayed parameters their numbers, where they live."""
+        """Give delayed parameters their values, where they live."""
         if self.delayed:
             stage = state.groups.rank_in(CommGroup.PP_GROUP)
             names = {id(parameter): name for name, parameter in self.get_module().named_parameters()}
             self.delayed.fill(lambda parameter: plan.parameter_home(names[id(parameter)]) == stage)
 
     def finish_partition(self, plan: Plan) -> None:
-        """Told by the engine when parts are in place: load what waited, cut the optimizer, run the hooks."""
+        """Load pending state dicts, cut the optimizers and run the hooks; called when the model is placed."""
         self.follow_plan(plan)
         self._share_what_is_everywhere()
         self._make_common_parts_equal()
         if self.shards:
             state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
-        # From now on: to ask for the time of each step alone would change torch's class twice a step.
+        # From now on: patching torch's class for each step alone would change it twice per step.
         state.undoing.append(let_optimizers_ask(self.require_other_parameters))
         self._load_what_waited()
         state.cut_optimizers(self)
@@ -130,7 +130,7 @@ class ModelState(Moves):
             hook(self, state.optimizer)
 
     def follow_plan(self, plan: Plan) -> None:
-        """Know from now on where everything lives; called on all ranks."""
+        """Note where everything lives from now on; all ranks must call."""
         self.plan = plan
         homes = {
             self._home_of(name) for name, _ in self.get_module().named_parameters(remove_duplicate=False)
@@ -145,7 +145,7 @@ class ModelState(Moves):
         }
 
     def finish_step(self) -> None:
-        """Told by the engine at the end of each step: run the hooks that wait for it."""
+        """Run the pending post-step hooks; the engine calls this at the end of each step."""
         hooks = list(self._post_step_hooks.values())
         self._post_step_hooks.clear()
         for hook in hooks:

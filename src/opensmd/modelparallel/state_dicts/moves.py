@@ -1,4 +1,4 @@
-"""Moving a split model: to a device, to a dtype, and whole to every rank."""
+"""Moving a split model: to a device, to a dtype, or whole to every rank."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["Moves"]
 
 
 class Moves(StateDicts):
-    """A module whose parts are moved where they live.
+    """A module whose parts are moved on the ranks where they live.
 
     Args:
         module: the user's module.
     """
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As torch's; after partitioning for what lives here alone, and without effect but on placement.
+        """Move like torch; after partitioning, move only what lives here, and only to another device.
 
         Raises:
-            SMPError: it would change the dtype or the kind of device of a partitioned model, whose other
-                ranks were told what they are.
+            SMPError: it would change the dtype or the kind of device of a partitioned model, which the other
+                ranks rely on.
         """
         if not self.partitioned or self.gathered:
             return super().to(*args, **kwargs)
@@ -53,13 +53,13 @@ class Moves(StateDicts):
         return self
 
     def follow_inputs(self, inputs: Any) -> None:
-        """Go to the GPU of a first step's tensors if the model is on the CPU: scripts move these alone."""
+        """Move a model on the CPU to the GPU of the first step's tensors; scripts move only these."""
         device = next((leaf.device for leaf in structure.tensors_in(inputs) if leaf.is_cuda), None)
         if device is not None:
             self._follow(device)
 
     def follow_cuda(self) -> None:
-        """The same before there are any tensors, where the script has begun to use CUDA."""
+        """Move likewise before there are any tensors, if the script already uses CUDA."""
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._follow(torch.device("cuda", torch.cuda.current_device()))
 
@@ -70,35 +70,35 @@ class Moves(StateDicts):
                 super().to(device)
 
     def cuda(self, device: int | torch.device | None = None) -> Self:
-        """As torch's; after partitioning ``to`` that device, which moves what lives here."""
+        """Move like torch; after partitioning, like ``to`` that device."""
         if not self.partitioned or self.gathered:
             return super().cuda(device)
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
     def float(self) -> Self:
-        """As torch's; after partitioning ``to(torch.float32)``."""
+        """Convert like torch; after partitioning, like ``to(torch.float32)``."""
         return self.to(torch.float32) if self.partitioned else super().float()
 
     def double(self) -> Self:
-        """As torch's; after partitioning ``to(torch.float64)``."""
+        """Convert like torch; after partitioning, like ``to(torch.float64)``."""
         return self.to(torch.float64) if self.partitioned else super().double()
 
     def half(self) -> Self:
-        """As torch's; after partitioning ``to(torch.float16)``."""
+        """Convert like torch; after partitioning, like ``to(torch.float16)``."""
         return self.to(torch.float16) if self.partitioned else super().half()
 
     def bfloat16(self) -> Self:
-        """As torch's; after partitioning ``to(torch.bfloat16)``."""
+        """Convert like torch; after partitioning, like ``to(torch.bfloat16)``."""
         return self.to(torch.bfloat16) if self.partitioned else super().bfloat16()
 
     def cpu(self) -> Self:
         """Gather all parameters and buffers on every rank of the replica, on the CPU.
 
-        The model is whole again on each rank, for example to be used without model parallelism through
-        :meth:`get_module`; it cannot be trained in steps any more.
+        The model is then whole on each rank, for example for use without model parallelism through
+        :meth:`get_module`, but can no longer be trained in steps.
 
         Raises:
-            SMPUnsupportedError: parameters are sharded, so that calls of modules gather them.
+            SMPUnsupportedError: parameters are sharded, so module calls have to gather them.
         """
         if state.cfg.shards_parameters:
             raise SMPUnsupportedError(

@@ -1,4 +1,4 @@
-"""A model that is split over ranks is neither copied nor pickled: a rank would copy what it holds alone."""
+"""Refusing to copy or pickle a split model, because a rank could only copy the part that it holds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["NotCopied"]
 
 
 class NotCopied(nn.Module):
-    """Mixed into a module whose parameters may be on other ranks."""
+    """Mixin for a module whose parameters may be on other ranks."""
 
     @property
     @abstractmethod
     def partitioned(self) -> bool:
-        """Whether the model's parts have their places."""
+        """Whether the model has been partitioned."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What ``copy.deepcopy``, ``pickle`` and ``torch.save`` ask for.
+        """Refuse what ``copy.deepcopy``, ``pickle`` and ``torch.save`` call.
 
         Raises:
-            SMPUnsupportedError: another rank has some of the parameters, or will from the first step on.
+            SMPUnsupportedError: another rank has some of the parameters, or will have from the first step on.
         """
         if not self.partitioned and state.initialized and state.cfg.pipeline_parallel_degree > 1:
             raise SMPUnsupportedError(

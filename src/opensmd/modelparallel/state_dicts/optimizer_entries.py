@@ -1,6 +1,6 @@
-"""Entries of a distributed optimizer's state dicts: gathered from all ranks, and cut to what this one has.
+"""Entries of a distributed optimizer's state dicts: gathered from all ranks, or cut to this one.
 
-Plain PyTorch numbers an optimizer's parameters; a rank keeps some of them, and of those it may have slices.
+Plain PyTorch numbers an optimizer's parameters. A rank keeps some of them, perhaps only slices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _flat(own: Mapping[Any, Any]) -> dict[tuple[Any, Any], Any]:
 def gathered_entries(
     own: Mapping[Any, Any], layout: Layout | None = None, *, only_first: bool = False
 ) -> dict[Any, Any]:
-    """The state of all ranks' parameters, by number; with a ``layout``, slices of tensors become whole."""
+    """Gather the state of all ranks' parameters, by number; with a ``layout``, slices become whole."""
     flat = _flat(own)
     if layout is not None:
         flat = whole_entries(flat, _shards_of_entries(flat, layout))
@@ -43,13 +43,13 @@ def gathered_entries(
 
 
 def slices_of_entries(own: Mapping[Any, Any], layout: Layout) -> list[list[Any]]:
-    """What a partial state dict says of the entries that are slices."""
+    """Return a partial state dict's description of its slices."""
     flat = _flat(own)
     return slices_in(flat, _shards_of_entries(flat, layout))
 
 
 def _shards_of_entries(flat: Mapping[tuple[Any, Any], Any], layout: Layout) -> dict[tuple[Any, Any], Shard]:
-    """How the tensors of an optimizer's state are split: as their parameters, where they have their shape."""
+    """Return how an optimizer's state tensors are split: like their parameters, if they have their shape."""
     shards = layout.model.shards
     return {
         (number, key): shards[layout.full_names[number]]
@@ -68,13 +68,13 @@ def sliced_entries(
     layout: Layout | None,
     parameters: list[torch.nn.Parameter],
 ) -> dict[Any, Any]:
-    """The state of a full state dict, with this rank's slices of what is split (``shards``, by name)."""
+    """Return the state of a full state dict, cut to this rank's slices (``shards``, by name)."""
     stored = [number for group in given["param_groups"] for number in group["params"]]
     if layout is None:
         own: dict[int, torch.Tensor] = dict(enumerate(parameters))
     else:
         own = {index: torch.empty(shape, device="meta") for index, shape in enumerate(layout.shapes)}
-        # others may be slices of their parameters that the replicas share out
+        # others may be slices that the replicas share
         own |= {layout.local[id(each)]: each for each in parameters if isinstance(each, DTensor)}
     sliced = dict(given["state"])
     for index, (number, name) in enumerate(zip(stored, names, strict=True)):
@@ -88,9 +88,9 @@ def sliced_entries(
 
 
 def unsliced_state(given: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
-    """A state dict of all parameters with whole tensors; before the first step has cut the model.
+    """Return a state dict of all parameters with whole tensors, before the first step has cut the model.
 
-    Called on all tensor-parallel ranks.
+    All tensor-parallel ranks must call.
     """
     if state.model is None or state.cfg.tensor_parallel_degree == 1:
         return dict(given)
@@ -118,7 +118,7 @@ def _has_axes(value: Any) -> bool:
 
 
 def merged_parts(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The full state dict of which every rank of the replica gave a part."""
+    """Merge the parts of all ranks of the replica into a full state dict."""
     group = state.require("load_state_dict").groups[CommGroup.PP_GROUP]
     layouts: list[Any] = [None] * dist.get_world_size(group)
     mine = {"param_groups": [], **given, "state": {}} if is_partial(given) else None

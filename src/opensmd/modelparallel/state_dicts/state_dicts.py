@@ -1,6 +1,6 @@
 """The state dicts of a split model.
 
-A full state dict is the plain module's, in its order, collected from where the data is.
+A full state dict is that of the plain module, in its order, collected from the ranks that have the data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["StateDicts"]
 
 
 class StateDicts(DistributedParts):
-    """A module that is saved and loaded whole or in parts, wherever its parts live.
+    """A module that can be saved and loaded whole or in parts, wherever its parts live.
 
     Args:
         module: the user's module.
@@ -48,16 +48,16 @@ class StateDicts(DistributedParts):
 
     @property
     def running(self) -> int:
-        """The number of microbatches of the step that runs; 0 outside steps, which a subclass has."""
+        """The number of microbatches of the running step, if a subclass has steps; 0 outside steps."""
         return 0
 
     def local_state_dict(self) -> dict[str, Any]:
-        """This stage's part of the state dict, and ``_smp_is_partial: True``.
+        """Return this stage's part of the state dict, with ``_smp_is_partial: True``.
 
-        With sharded parameters called on all replicas, which send each other their parts of it.
+        With sharded parameters, all replicas must call, because they send each other their parts.
 
         Raises:
-            SMPError: the model has not been partitioned yet, or it is split and a step runs.
+            SMPError: the model has not been partitioned yet, or it is split and a step is running.
         """
         require_meeting("model.local_state_dict()")
         self._require_partitioned("local_state_dict")
@@ -71,18 +71,19 @@ class StateDicts(DistributedParts):
     def state_dict(  # type: ignore[override]  # one keyword more than torch's
         self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """The whole model's state dict, with the plain module's names and order.
+        """Return the whole model's state dict, with the plain module's names and order.
 
-        After partitioning it is collected from all ranks of the replica, so all of them must call it (those
-        with ``dp_rank() == 0`` are enough); with sharded parameters, from all ranks.
+        After partitioning, it is collected from all ranks of the replica, so all of them must call (those
+        with ``dp_rank() == 0`` are enough); with sharded parameters, all ranks must.
 
         Args:
-            destination, prefix, keep_vars: as torch's; ``keep_vars`` only before partitioning.
+            destination, prefix, keep_vars: as in torch; ``keep_vars`` only before partitioning.
             gather_to_rank0: only rank 0 of the replica gets it; the others get an empty dict.
 
         Raises:
-            SMPError: before the first step of delayed parameters, or of a split model inside a step.
-            SMPUnsupportedError: ``keep_vars`` of a model that is split: the parameters are on several ranks.
+            SMPError: delayed parameters have not had their first step, or the model is split and a step is
+                running.
+            SMPUnsupportedError: ``keep_vars`` for a split model, whose parameters are on several ranks.
         """
         if self.delayed:
             raise SMPError(
@@ -110,11 +111,11 @@ class StateDicts(DistributedParts):
         return collect(entries, self._home_of, group=group, only_first=only_first)
 
     def _unsliced(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Entries with whole tensors where tensor-parallel ranks have slices."""
+        """Return entries with whole tensors instead of the slices of tensor-parallel ranks."""
         return with_versions(whole_entries(entries, self.shards), entries)
 
     def _sliced(self, given: dict[str, Any]) -> dict[str, Any]:
-        """A full state dict with this rank's slices of what is split."""
+        """Return a full state dict with this rank's slices of split tensors."""
         own = {
             name: tensor
             for name, tensor in self._named_tensors()
@@ -126,36 +127,36 @@ class StateDicts(DistributedParts):
         return with_versions(sliced, given)
 
     def orig_state_dict(self) -> dict[str, Any]:
-        """The module's own ``state_dict`` without asking other ranks; what lives elsewhere is left out."""
+        """Return the module's own ``state_dict`` without asking other ranks, so without what lives there."""
         if not self.partitioned:
             plain: dict[str, Any] = self.get_module().state_dict()
             return plain
         return self._own_entries()
 
     def _entries(self) -> dict[str, Any]:
-        """All entries of the state dict; meta tensors are those of other ranks.
+        """Return all entries of the state dict, with meta tensors for those of other ranks.
 
         Raises:
-            SMPUnsupportedError: code of the module needs tensors of several ranks at once.
+            SMPUnsupportedError: the module's code needs tensors of several ranks at once.
         """
         module = self.get_module()
         with stand_ins(module, self.is_here):
             try:
                 whole: dict[str, Any] = module.state_dict()
-            except (RuntimeError, NotImplementedError) as error:  # torch's, of meta tensors
+            except (RuntimeError, NotImplementedError) as error:  # torch's errors about meta tensors
                 raise SMPUnsupportedError(
                     f"state_dict of {type(module).__name__} is custom code that needs data of "
                     f"several partitions at once ({error}). Place the part that it belongs to whole on one "
                     "partition with smp.set_partition"
                 ) from error
         for name, value in whole.items():
-            # Some modules, torch's observers among them, put their buffers in as they are: with their tags.
+            # Some modules, such as torch's observers, put in their buffers undetached, with our tags.
             if isinstance(value, Tensor) and tag_of(value) is not None:
                 whole[name] = value.detach()
         return whole
 
     def _entries_of_all(self) -> dict[str, Any]:
-        """As :meth:`_entries`, called on all ranks: if one raises, all do."""
+        """Like :meth:`_entries`, but on all ranks: if one raises, all do."""
         failure: SMPUnsupportedError | None = None
         whole: dict[str, Any] = {}
         try:
@@ -170,10 +171,10 @@ class StateDicts(DistributedParts):
         return whole
 
     def _own_entries(self) -> dict[str, Any]:
-        """What a partial state dict has of this rank.
+        """Return this rank's entries for a partial state dict.
 
-        That is what lives here, what hooks of the module have made of it, and buffers of split modules that
-        the forward has replaced by what this rank has computed.
+        That is what lives here, what the module's hooks have made of it, and buffers of split modules that
+        the forward has replaced by results of this rank.
         """
         module = self.get_module()
         names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -201,20 +202,20 @@ class StateDicts(DistributedParts):
     ) -> Any:
         """Load a full state dict (also a plain module's) or, on all ranks of the replica, a partial one.
 
-        A partial one is first put together from all ranks, whatever partitions it came from. Names and shapes
-        are checked before anything is changed. After partitioning each rank keeps its part.
+        A partial one is first merged from all ranks, whatever partitions it came from. Names and shapes are
+        checked before anything is changed. After partitioning, each rank keeps its part.
 
         Args:
-            strict: as torch's: False lets names be missing or unknown.
-            same_partition_load: a partial dict comes from the same partition, so it is not put together; it
-                is loaded when the model has been partitioned.
-            assign: as torch's; only before partitioning.
+            strict: as in torch; False allows missing and unknown names.
+            same_partition_load: a partial dict comes from the same partition, so it is not merged; it is
+                loaded when the model has been partitioned.
+            assign: as in torch; only before partitioning.
 
         Returns:
             torch's named tuple of missing and unexpected keys.
 
         Raises:
-            TypeError: ``state_dict`` is no dict.
+            TypeError: ``state_dict`` is not a dict.
             RuntimeError: names or shapes do not fit; the message is torch's.
             SMPCheckpointError: the partial dicts of the ranks do not belong together.
             SMPError: inside a step of a split model.
@@ -245,7 +246,7 @@ class StateDicts(DistributedParts):
         return keys
 
     def _load_into_delayed(self, given: dict[str, Any], *, strict: bool, assign: bool) -> Any:
-        """Keep a full state dict for the first step, which gives parameters their memory."""
+        """Keep a full state dict until the first step, which gives parameters their memory."""
         if assign:
             raise ValueError(
                 "assign=True would make parameters of other ranks, too, before the first step knows where "
@@ -279,7 +280,7 @@ class StateDicts(DistributedParts):
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
     def _check(self, given: Mapping[str, Any], *, strict: bool) -> None:
-        """Names (``strict``) and shapes, before torch changes anything; own code of modules does it."""
+        """Check names (if ``strict``) and shapes before torch changes anything, unless module code does."""
         module = self.get_module()
         if loads_by_itself(module):
             return
@@ -306,7 +307,7 @@ class StateDicts(DistributedParts):
             )
 
     def _load_what_waited(self) -> None:
-        """Load the state dicts that were given before the parts were in place."""
+        """Load the state dicts that were given before the model was placed."""
         if self._pending_full is not None:
             (given, strict, versions), self._pending_full = self._pending_full, None
             if _versions_of(given) != versions:
@@ -322,7 +323,7 @@ class StateDicts(DistributedParts):
 
 
 def _versions_of(given: Mapping[str, Any]) -> dict[str, int]:
-    """How often the tensors of a state dict have been changed."""
+    """Return how often the tensors of a state dict have been changed."""
     tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
     return {name: each._version for name, each in tensors.items() if not each.is_inference()}
 
@@ -330,7 +331,7 @@ def _versions_of(given: Mapping[str, Any]) -> dict[str, int]:
 def _into(
     destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
 ) -> tuple[dict[str, Any] | None, str]:
-    """The arguments of torch's ``state_dict`` for a model that is split."""
+    """Apply the arguments of torch's ``state_dict`` for a split model."""
     if keep_vars:
         raise SMPUnsupportedError(
             "model.state_dict(keep_vars=True) would give the parameters, which are on several ranks; "

@@ -1,4 +1,4 @@
-"""Which parts of a split model live on this rank: what ``smp.DistributedModel`` says of them.
+"""Which parts of a split model live on this rank, as ``smp.DistributedModel`` reports it.
 
 Parameters keep their objects and names when the model is partitioned; those of other ranks merely lose their
 data.
@@ -33,8 +33,8 @@ class Whereabouts(nn.Module):
 
     Attributes:
         plan: where everything lives; None before the first step.
-        gathered: ``cpu()`` has put the whole model on every rank.
-        delayed: the parameters that wait for the plan to get their numbers.
+        gathered: whether ``cpu()`` has put the whole model on every rank.
+        delayed: the parameters that get their values only when there is a plan.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -42,14 +42,14 @@ class Whereabouts(nn.Module):
         self._modules["module"] = module = viewed(module)
         name_original_forwards(module)
         self._view: Any = None
-        self._levels = 1  # of views between this and the user's module
+        self._levels = 1  # views between this and the user's module
         self.plan: Plan | None = None
         self.gathered = False
         self.delayed = DelayedParameters(module)
-        self._everywhere: dict[str, weakref.ref[Tensor]] = {}  # and the buffer that it was first
+        self._everywhere: dict[str, weakref.ref[Tensor]] = {}  # and the buffer of that name at first
 
     def __getattr__(self, name: str) -> Any:
-        """As torch's; for what the user's module has, the error says where to find it.
+        """Look up as in torch; if the user's module has the attribute, the error says where to find it.
 
         Raises:
             AttributeError: there is no such attribute.
@@ -67,7 +67,7 @@ class Whereabouts(nn.Module):
 
     @property
     def partitioned(self) -> bool:
-        """False until the first step has placed the model's parts."""
+        """Whether the first step has placed the model's parts."""
         return self.plan is not None
 
     @property
@@ -81,11 +81,11 @@ class Whereabouts(nn.Module):
         return self._view
 
     def get_module(self) -> nn.Module:
-        """The user's module itself."""
+        """Return the user's module."""
         return self._modules["module"]  # type: ignore[return-value]
 
     def is_local(self, name: str) -> bool:
-        """Whether the parameter or buffer of this full name, or the module, has its data on this rank."""
+        """Whether the parameter, buffer or module of this full name has its data on this rank."""
         if self.plan is None:
             return True
         homes = self.plan.homes
@@ -93,7 +93,7 @@ class Whereabouts(nn.Module):
         return homes[found] == state.groups.rank_in(CommGroup.PP_GROUP)
 
     def is_here(self, name: str) -> bool:
-        """As :meth:`is_local`; also for buffers of split modules, of which every rank has its own copy."""
+        """Like :meth:`is_local`, and True for buffers of split modules, which every rank has a copy of."""
         return name in self._everywhere or self.is_local(name)
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -128,15 +128,15 @@ class Whereabouts(nn.Module):
         return (module for _, module in self.local_named_modules())
 
     def _home_of(self, name: str) -> int:
-        """The rank in the replica that holds an entry of the state dict."""
+        """Return the rank in the replica that holds an entry of the state dict."""
         assert self.plan is not None
         homes = self.plan.homes
         return homes[next(ancestor for ancestor in (name, *ancestors(name)) if ancestor in homes)]
 
     def _share_what_is_everywhere(self) -> None:
-        """Make all copies of a buffer what the rank has that it is said to live on.
+        """Make all copies of a buffer equal to that of its home.
 
-        They may have been drawn at random, or that rank alone may have loaded them. Called on all ranks.
+        They may have been drawn at random, or only the home may have loaded them. All ranks must call.
         """
         group = state.groups[CommGroup.PP_GROUP]
         for name, buffer in self.get_module().named_buffers():

@@ -1,7 +1,7 @@
-"""A model's checkpoint in another format, by one process, one layer's tensors in memory at a time.
+"""Converting a model's checkpoint to another format, in one process, with one layer in memory at a time.
 
-Tensors go through files of a folder beside the target and are mapped from there, so that the writers of the
-formats, which want all tensors at once, find them without their being in memory.
+The writers of the formats want all tensors at once. So tensors are first written to files in a folder beside
+the target and mapped from there, instead of being held in memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     "bert": encoder.FAMILY,
     "roberta": encoder.FAMILY,
 }
-SHARD = 5 << 30  # bytes of one file of safetensors, as Hugging Face's
+SHARD = 5 << 30  # bytes of one safetensors file, as in Hugging Face's library
 
 
 def convert(
@@ -55,24 +55,24 @@ def convert(
     dtype: torch.dtype | None = None,
     shard: int = SHARD,
 ) -> list[str]:
-    """Write the model of one checkpoint as another.
+    """Convert the model of a checkpoint to another format.
 
     Args:
-        source: a folder of ``smp.save_checkpoint``, a file of torch's, safetensors or a folder of torch's
+        source: a folder of ``smp.save_checkpoint``, a torch file, safetensors, or a folder of torch's
             distributed checkpoint.
         target: the file (torch) or folder (the others) to write.
         to: its format.
-        tag: of a folder of ``smp.save_checkpoint``: which checkpoint; None takes the newest.
+        tag: which checkpoint of a folder of ``smp.save_checkpoint``; None takes the newest.
         family: an architecture whose names are translated; None keeps names as they are.
-        names: what they become: Hugging Face's, or those of distributed modules.
-        dtype: what floating-point tensors become; None leaves them.
-        shard: bytes of tensors in one file of safetensors; more make several, with an index.
+        names: whose names to translate to: Hugging Face's, or those of distributed modules.
+        dtype: convert floating-point tensors to this type; None leaves them.
+        shard: bytes of tensors in one safetensors file; more go to several files with an index.
 
     Returns:
         The names of the tensors.
 
     Raises:
-        FileExistsError: there is a target.
+        FileExistsError: the target exists.
         FileNotFoundError, SMPCheckpointError: the source cannot be read.
         OSError: the target cannot be written.
     """
@@ -87,7 +87,7 @@ def convert(
             wide = tensor.is_floating_point() and dtype is not None
             mapped[name] = _mapped(tensor.to(dtype) if wide else tensor, folder / str(len(mapped)))
             del tensor
-            give_back_freed()  # which may be the memory of several tensors
+            give_back_freed()  # perhaps the memory of several tensors
         if to == "torch":
             label = Label(save=uuid.uuid4().hex, part=0, parts=1)
             commit(write_aside(mapped, target, label, caller=Caller(save="smd convert")), target, alone=True)
@@ -96,7 +96,7 @@ def convert(
         made.mkdir()
         if to == "dcp":
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended
                 save(mapped, checkpoint_id=made, no_dist=True)
         else:
             _write_safetensors(mapped, made, shard)
@@ -110,7 +110,7 @@ def _translated(found: LazyTensors, family: str | None, names: Names) -> Iterato
             yield name, tensor()
         return
     known, has_head = FAMILIES[family], any(name.startswith("lm_head.") for name in found)
-    layers: dict[str, list[str]] = {}  # a layer's together: its query, key and value may become one
+    layers: dict[str, list[str]] = {}  # by layer: query, key and value may become one
     for name in found:
         match = re.match(r"(?:.*\.)?\d+\.", name)
         layers.setdefault(match[0] if match else name, []).append(name)
@@ -123,7 +123,7 @@ def _translated(found: LazyTensors, family: str | None, names: Names) -> Iterato
 
 
 def _mapped(tensor: Tensor, path: Path) -> Tensor:
-    """The same numbers in a file, of which memory has what is in use."""
+    """Return a tensor that is mapped from a file, so that only what is in use takes memory."""
     if tensor.numel() == 0:
         return tensor.clone()
     whole = tensor.detach().contiguous()
@@ -132,7 +132,7 @@ def _mapped(tensor: Tensor, path: Path) -> Tensor:
 
 
 def _write_safetensors(tensors: dict[str, Tensor], folder: Path, limit: int) -> None:
-    """As Hugging Face lays them out: one file, or several and an index."""
+    """Write tensors in Hugging Face's layout: one file, or several and an index."""
     from safetensors.torch import save_file
 
     shards: list[dict[str, Tensor]] = [{}]

@@ -1,7 +1,7 @@
-"""The tensors of a model in a checkpoint of any kind, each read when it is wanted, by one process.
+"""The tensors of a model in a checkpoint of any kind, each read on demand by one process.
 
-Kinds: a folder of ``smp.save_checkpoint`` (its newest checkpoint, or another by its tag), a file of torch's,
-a file or folder of safetensors, a folder of ``torch.distributed.checkpoint``.
+The kinds are a folder of ``smp.save_checkpoint`` (the newest checkpoint, or the one with a given tag), a
+torch file, a file or folder of safetensors, and a folder of ``torch.distributed.checkpoint``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LazyTensors = dict[str, Callable[[], Tensor]]
 
 
 def lazy_tensors(source: Path, tag: str | None = None) -> LazyTensors:
-    """The model's tensors by name.
+    """Return the model's tensors by name.
 
     Args:
         source: file or folder.
-        tag: of a folder of ``smp.save_checkpoint``: which partial checkpoint; None takes the newest.
+        tag: which partial checkpoint of a folder of ``smp.save_checkpoint``; None takes the newest.
 
     Raises:
-        FileNotFoundError: there is nothing, or nothing that is known.
+        FileNotFoundError: nothing is there, or nothing of a known kind.
         SMPCheckpointError: a file is damaged, foreign or missing from its set.
     """
     if source.is_file():
@@ -59,7 +59,7 @@ def _of_smp(folder: Path, tag: str | None) -> LazyTensors:
 
 def _of_torch(path: Path) -> LazyTensors:
     content = read(path, map_location="cpu", mmap=True)
-    for key in ("model", "module", "model_state_dict", "state_dict"):  # as scripts nest it
+    for key in ("model", "module", "model_state_dict", "state_dict"):  # where scripts nest it
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping):
@@ -83,7 +83,7 @@ def _of_dcp(folder: Path) -> LazyTensors:
     def loaded(name: str, known: TensorStorageMetadata) -> Tensor:
         found = {name: torch.empty(known.size, dtype=known.properties.dtype, device="cpu")}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is meant
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended
             load(found, checkpoint_id=folder, no_dist=True)
         return found[name]
 
@@ -97,7 +97,7 @@ def _of_dcp(folder: Path) -> LazyTensors:
 
 
 def _tensors_in(values: Mapping[str, Callable[[], Any]]) -> LazyTensors:
-    """What is a tensor of a state dict's values; extra states of modules have no place in other formats."""
+    """Return the tensors of a state dict; other formats have no place for modules' extra state."""
     return {name: value for name, value in values.items() if isinstance(value(), Tensor)}
 
 

@@ -1,4 +1,4 @@
-"""A partial checkpoint's model in one piece, made by one process: the last scripts convert theirs so."""
+"""A partial checkpoint's model in one piece, made by one process, as the last scripts convert theirs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["get_full_state_dict_from_sharded_data_parallel_checkpoint"]
 def get_full_state_dict_from_sharded_data_parallel_checkpoint(
     dir: str, tag: str | None = None, dtype: torch.dtype | None = None
 ) -> dict[str, Any]:
-    """The plain model's state dict from a partial checkpoint of ``smp.save_checkpoint``.
+    """Return the plain model's state dict from a partial checkpoint of ``smp.save_checkpoint``.
 
-    Needs neither ``smp.init`` nor other processes, and may be of any number of partitions.
+    Needs neither ``smp.init`` nor other processes. The checkpoint may have any number of partitions.
 
     Args:
-        dir: the folder that ``save_checkpoint`` was given.
+        dir: the folder passed to ``save_checkpoint``.
         tag: which checkpoint, with or without ``_partial``; None takes the newest.
-        dtype: what floating-point tensors are converted to; None leaves them.
+        dtype: convert floating-point tensors to this type; None leaves them.
 
     Raises:
         FileNotFoundError: no such checkpoint, or one without a model.

@@ -1,8 +1,8 @@
-"""Saving beside training: a thread copies and writes.
+"""Saving in the background: a thread copies and writes.
 
-The thread agrees with those of other ranks through process groups that nothing else uses, so that it never
-stands between the messages of a step. What goes wrong is raised by the next save, by ``wait``, or by
-``smp.shutdown``; at the end of a script without these it is printed.
+The threads of all ranks agree through process groups that nothing else uses, so they never come between the
+messages of a step. Failures are raised by the next save, by ``wait``, or by ``smp.shutdown``; if a script
+calls none of these, they are printed at its end.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from opensmd.modelparallel.state import state
 
 __all__ = ["BackgroundSave", "finish_background_save", "save_in_background"]
 
-LOOK = 0.5  # seconds between two looks whether a save that is waited for goes on
-NICENESS = 10  # a tenth of a core that training wants for itself
-PATIENCE = timedelta(minutes=30)  # of the threads' groups, as others' threads may rest for long
+LOOK = 0.5  # seconds between two looks whether a save that is waited for makes progress
+NICENESS = 10  # gets a tenth of a core that training wants
+PATIENCE = timedelta(minutes=30)  # of the threads' groups, as other ranks' threads may rest for long
 
 
 class BackgroundSave:
-    """A save that goes on beside training.
+    """A save that runs in the background.
 
     Args:
         snapshot: copies of what is saved.
-        groups: for this and no other use.
-        thread: which is free.
-        hurry: what ranks tell each other of this save.
+        groups: used for nothing else.
+        thread: an idle thread.
+        hurry: tells the ranks that somebody waits for this save.
     """
 
     def __init__(self, snapshot: Snapshot, groups: SavingGroups, thread: SavingThread, hurry: Hurry) -> None:
         self._name = f"the checkpoint {snapshot.tag!r} in {snapshot.folder}"
         self._world = groups.world
-        self._patience = timeout_of(default_group())  # which may be gone when somebody waits
+        self._patience = timeout_of(default_group())  # read now: the group may be gone later
         self._copying = snapshot.copying
         self._is_told = False
         self._hurry = hurry
@@ -63,7 +63,7 @@ class BackgroundSave:
         self._written.add_done_callback(self._let_go)
 
     def wait_until_copied(self) -> None:
-        """Return when this rank's parameters and optimizer state may be written.
+        """Wait until this rank's parameters and optimizer state may be changed.
 
         ``optimizer.step`` and ``load_state_dict`` wait by themselves.
         """
@@ -73,15 +73,16 @@ class BackgroundSave:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self._written.done()
 
     def wait(self) -> None:
-        """Return when the checkpoint is on disk; called on all ranks or on one.
+        """Wait until the checkpoint is on disk; called on all ranks or on one.
 
         Raises:
-            SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``; once. Also where this rank's
-                thread has done nothing for as long as process groups wait, because other ranks do not come.
+            SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``, but only once. Also if this
+                rank's thread has made no progress for the timeout of process groups, because other ranks do
+                not come.
         """
         if self._is_told:
             return
@@ -94,9 +95,10 @@ class BackgroundSave:
             raise error
 
     def _outcome(self) -> BaseException | None:
-        """What it raised, or what is wrong if it does not end.
+        """Return what the save raised, or what is wrong if it does not end.
 
-        Its own groups wait longer than others, because the others' threads rest; nobody rests any more now.
+        The save's own groups have a longer timeout than this wait, because other ranks' threads may rest. Now
+        none rests any more.
         """
         begun = time.perf_counter()
         while True:
@@ -119,11 +121,11 @@ def _write(snapshot: Snapshot, groups: SavingGroups) -> None:
         write_snapshot(snapshot, groups)
     finally:
         if snapshot.copying is not None:
-            snapshot.copying.abandon()  # the next save uses the buffers again
+            snapshot.copying.abandon()  # the next save reuses the buffers
 
 
 def _give_way() -> None:
-    """Let this thread have what training leaves of the cores, and a little more on a full machine."""
+    """Give this thread what training leaves of the cores, and a little more on a full machine."""
     policy = os.sched_getscheduler(0)
     if policy in (os.SCHED_FIFO, os.SCHED_RR):
         os.sched_setscheduler(0, policy, os.sched_param(os.sched_get_priority_min(policy)))
@@ -132,20 +134,20 @@ def _give_way() -> None:
 
 
 def _make_thread() -> SavingThread:
-    """One for all saves, because training waits while a thread begins."""
+    """Start the one thread of all saves, because training waits while a thread starts."""
     return SavingThread(_give_way)
 
 
 @dataclass
 class _Saver:
-    """What background saves of one ``smp.init`` have in common."""
+    """What the background saves after one ``smp.init`` share."""
 
     groups: SavingGroups
     copies: HostCopies = field(default_factory=HostCopies)
     thread: SavingThread = field(default_factory=_make_thread)
     latest: BackgroundSave | None = None
     saves: int = 0
-    is_stuck: bool = False  # the thread waits for ranks that do not come, and may do so for long
+    is_stuck: bool = False  # the thread waits for ranks that do not come, perhaps for long
 
     def save(self, snapshot: Snapshot) -> BackgroundSave:
         self.saves += 1
@@ -162,11 +164,11 @@ class _Saver:
                 self.is_stuck = not latest.done
 
 
-_savers: dict[int, _Saver] = {}  # by the world group of their ``smp.init``; at most one
+_savers: dict[int, _Saver] = {}  # by the world group of ``smp.init``; at most one
 
 
 def save_in_background(snapshot: Snapshot) -> BackgroundSave:
-    """Copy and write the snapshot while training goes on; called on all ranks."""
+    """Copy and write the snapshot during training; all ranks must call."""
     saver = _savers.get(id(state.groups))
     if saver is None:
         saver = _savers[id(state.groups)] = _Saver(_make_groups())
@@ -175,10 +177,10 @@ def save_in_background(snapshot: Snapshot) -> BackgroundSave:
 
 
 def finish_background_save() -> None:
-    """Wait for the save under way, if there is one.
+    """Wait for the save in progress, if there is one.
 
     Raises:
-        SMPCheckpointError, OSError, TypeError: it has failed.
+        SMPCheckpointError, OSError, TypeError: the save has failed.
     """
     saver = _savers.get(id(state.groups))
     if saver is not None:
@@ -186,7 +188,7 @@ def finish_background_save() -> None:
 
 
 def _make_groups() -> SavingGroups:
-    """Process groups of their own, for the CPU: the thread has nothing on devices."""
+    """Create process groups for the thread, on the CPU because it has nothing on devices."""
     world = tuple(range(state.grid.size))
     made = {world: _make_group(world)}
     replicas, shards = state.grid.partition(CommGroup.MP_GROUP), state.groups.all_shards()
@@ -201,7 +203,7 @@ def _make_groups() -> SavingGroups:
 
 
 def _make_group(members: Sequence[int]) -> dist.ProcessGroup:
-    """A group that is made within the time that training waits, and waits for long itself."""
+    """Create a group within training's timeout, whose own timeout is long."""
     usual = default_group()
     backend = NAME if dist.get_backend(usual) == NAME else "gloo"
     timeout = timeout_of(usual)
@@ -225,7 +227,7 @@ def _forget() -> None:
 
 
 def _report() -> None:
-    """At the end of a script: tell what nobody has asked for."""
+    """At the end of a script, print failures that nobody has asked about."""
     for saver in _savers.values():
         try:
             saver.finish()

@@ -1,12 +1,12 @@
-"""Bringing the pieces of tensors to the rank that writes them, one tensor at a time.
+"""Sending pieces of tensors to the rank that writes them, one tensor at a time.
 
-The ranks that share out parameters or the optimizer's state save into one file of whole tensors. Each sends
-its pieces in the order in which the file has them::
+Ranks that share parameters or the optimizer's state save into one file of whole tensors. Each sends its
+pieces in the file's order::
 
     rank 0      writes | asks for tensor 1, receives, writes | asks for tensor 2, receives, writes | ...
     the others  send their pieces of tensor 1 | of tensor 2 | ...        each waits until it is received
 
-So no rank ever has more of the others' than one tensor, and nothing of it holds up training.
+So no rank ever holds more than one tensor of the others, and training is not held up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Collecting", "send_pieces", "spread_in", "with_entries"]
 
 
 class Collecting:
-    """What rank 0 of the group receives while it writes.
+    """Receives pieces on rank 0 of the group while it writes.
 
     Args:
         contents: the contents of the files, in the order in which they are written.
@@ -40,7 +40,7 @@ class Collecting:
         self._group = group
 
     def in_turn(self, content: Any) -> Any:
-        """What to write for a content: its tensors in pieces are received when their turn comes."""
+        """Return ``content`` ready to write; its tensors in pieces are received when their turn comes."""
         memory: dict[int, LaterMemory] = {}
 
         def later(value: Any) -> Any:
@@ -53,12 +53,12 @@ class Collecting:
         return with_entries(content, later)
 
     def receive_rest(self) -> None:
-        """Take what no file wants after a failure, because the others wait until it is received."""
+        """After a failure, receive what no file needs any more, because the other ranks wait for that."""
         while self._coming:
             self._receive(self._coming[0])
 
     def _later(self, spread: Spread) -> LaterMemory:
-        """Memory that is received when it is asked for."""
+        """Return memory that is received on first use."""
         return TensorLater.memory_for(
             sum(spread.sizes), spread.dtype, functools.partial(self._receive, spread)
         )
@@ -87,14 +87,14 @@ def _receive_into(part: Tensor, spread: Spread, rank: int, group: dist.ProcessGr
 
 
 def send_pieces(contents: Sequence[Any], group: dist.ProcessGroup) -> None:
-    """Send this rank's pieces to rank 0 of the group, which receives each when its turn comes."""
+    """Send this rank's pieces to rank 0 of the group, which receives each in its turn."""
     for spread in _unique(contents):
         if spread.piece.numel():
             dist.send(spread.piece, group=group, group_dst=0)
 
 
 def spread_in(content: Any) -> list[Spread]:
-    """The tensors in pieces of a state dict, in the order in which they are written."""
+    """Return the tensors in pieces of a state dict, in the order in which they are written."""
     found: list[Spread] = []
 
     def note(value: Any) -> Any:
@@ -107,7 +107,7 @@ def spread_in(content: Any) -> list[Spread]:
 
 
 def with_entries(content: Any, change: Callable[[Any], Any]) -> Any:
-    """A content whose mappings and lists have what ``change`` makes of their values; itself if all stay."""
+    """Apply ``change`` to the values in mappings and lists; return ``content`` itself if none changes."""
     if isinstance(content, Mapping):
         made = {name: with_entries(each, change) for name, each in content.items()}
         stays = all(made[name] is each for name, each in content.items())
@@ -119,7 +119,7 @@ def with_entries(content: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _unique(contents: Sequence[Any]) -> list[Spread]:
-    """Of each file every tensor once; in another file it is written again."""
+    """Return every tensor once per file; each file that has it writes it again."""
     found: list[Spread] = []
     for content in contents:
         found += {spread.number: spread for spread in spread_in(content)}.values()

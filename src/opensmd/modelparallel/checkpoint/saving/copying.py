@@ -1,14 +1,14 @@
-"""Copies of tensors that are made while training goes on, and are refused if somebody has written meanwhile.
+"""Copies of tensors that are made during training, and refused if a tensor was written meanwhile.
 
-Forward and backward only read parameters and the optimizer's state, so these can be copied beside them::
+Forward and backward only read parameters and the optimizer's state, so these can be copied at the same time::
 
     save_checkpoint   begins; notes each tensor's version, and a few of its elements
     a thread          copies piece by piece
     optimizer.step    copies what is left itself, waits for the piece under way, and compares the versions
     the thread        compares the elements, and writes
 
-torch counts the writes into a tensor, but for those through ``.data``, NumPy or collectives; these are found
-by the elements, of which a write of a whole tensor changes some.
+torch counts writes into a tensor, except those through ``.data``, NumPy or collectives. These show in the
+noted elements, some of which change when a whole tensor is written.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from opensmd.modelparallel.runtime.tensors.before_writing import Reader
 
 __all__ = ["Copying", "can_be_copied_later"]
 
-PIECE = 4 << 20  # bytes: what a step may have to wait for
+PIECE = 4 << 20  # bytes: the most that a step may have to wait for
 SAMPLES = 64  # elements of each tensor
-SMALL = 1 << 16  # bytes: less is quicker copied than watched
+SMALL = 1 << 16  # bytes: copying less is quicker than watching it
 
 
 def can_be_copied_later(tensor: Tensor) -> bool:
-    """Whether writes into it can be noticed, and it is large enough to be worth it."""
+    """Whether writes into the tensor can be noticed, and it is large enough to be worth it."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type in ("cpu", "cuda")
@@ -43,11 +43,11 @@ def can_be_copied_later(tensor: Tensor) -> bool:
 
 
 class Copying:
-    """Copies that are under way.
+    """Copies in progress.
 
     Args:
-        pairs: what is copied and where to; the buffers of what is on a device are pinned.
-        name: of a source, for errors.
+        pairs: what is copied and where to; targets of device tensors are pinned.
+        name: gives the name of a source, for errors.
     """
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], name: Callable[[Tensor], str]) -> None:
@@ -67,21 +67,21 @@ class Copying:
         self._reader: Reader | None = Reader(self.finish) if self._pairs else None
 
     def finish(self) -> None:
-        """Copy what is left; what this thread does next may write the sources."""
+        """Copy the rest, so that this thread may then write to the sources."""
         self._copy()
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)  # what is computed next, not this thread
+            torch.cuda.current_stream().wait_event(self._event)  # later computations wait, not this thread
         self._close()
 
     def abandon(self) -> None:
-        """Use the buffers no more, whatever became of the save."""
+        """Stop using the buffers, whatever became of the save."""
         self._copy()
         if self._event is not None:
             self._event.synchronize()
         self._close()
 
     def require_untouched(self) -> None:
-        """Copy what is left, and make sure that no copy has anything newer in it.
+        """Copy the rest, and make sure that no copy contains anything newer.
 
         Raises:
             SMPCheckpointError: something was written before :meth:`finish`.
@@ -109,13 +109,13 @@ class Copying:
             self._reader.close()
 
     def _copy(self) -> None:
-        """Copy pieces that nobody else has begun, and wait for the others."""
+        """Copy pieces that no other thread has started, and wait for the others."""
         while True:
             try:
                 target, source, size = self._pieces.popleft()
             except IndexError:
                 break
-            ctypes.memmove(target, source, size)  # in this thread alone, and without the interpreter's lock
+            ctypes.memmove(target, source, size)  # uses this thread alone, and releases the GIL
             with self._lock:
                 self._left -= 1
                 if not self._left:
@@ -134,13 +134,13 @@ class Copying:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Copies of elements from the first to the last, evenly spread."""
+    """Return copies of evenly spread elements, from the first to the last."""
     step = max(1, (tensor.numel() - 1) // (SAMPLES - 1))
     return tensor.detach().view(-1)[::step].clone()
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
-    """Bit by bit, so that NaN is NaN."""
+    """Compare bit by bit, so that NaN equals NaN."""
     return torch.equal(one.cpu().view(torch.uint8), other.cpu().view(torch.uint8))
 
 
@@ -151,7 +151,7 @@ def _pieces(source: Tensor, target: Tensor) -> list[tuple[int, int, int]]:
 
 
 def _copy_from_devices(pairs: Sequence[tuple[Tensor, Tensor]]) -> torch.cuda.Event | None:
-    """Copy beside what the device computes; the event is reached when that is done."""
+    """Copy while the device computes; return an event that marks the end."""
     if not pairs:
         return None
     beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]

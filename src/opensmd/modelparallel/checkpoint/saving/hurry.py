@@ -1,7 +1,7 @@
-"""Ranks that wait for a save tell the others, which write more slowly while nobody waits.
+"""Telling other ranks that somebody waits for a save; while nobody does, they write more slowly.
 
-Each rank's thread needs those of the others, but a script may wait on one rank alone. One key in the job's
-store has the number of the latest save that somebody waits for.
+Each rank's thread depends on those of the others, but a script may wait on one rank alone. A key in the job's
+store holds the number of the latest save that somebody waits for.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from opensmd.collectives.stores.deadlines import call_within
 
 __all__ = ["Hurry"]
 
-ANSWER = 1.0  # seconds in which a store answers that works
+ANSWER = 1.0  # seconds within which a working store answers
 
 
 class Hurry:
-    """What ranks tell each other of one save.
+    """What ranks tell each other about one save.
 
     Args:
-        group: all ranks; its name is the same on them and no other's.
+        group: all ranks; its name is unique, and the same on all of them.
         number: of the save, among those of the group.
     """
 
     def __init__(self, group: dist.ProcessGroup, number: int) -> None:
-        self._store = default_store() if group.size() > 1 else None  # the group may be gone when it is asked
+        self._store = default_store() if group.size() > 1 else None  # the group may be gone later
         self._key, self._number = f"opensmd/saves/{group.group_name}/hurry", str(number)
 
     def want(self) -> None:
-        """Somebody waits on this rank."""
+        """Tell the other ranks that somebody waits on this one."""
         store = self._store
         if store is not None:
-            # Who serves the store may be gone, or stopped while the thread asks it: the save will say so.
+            # The store's server may be gone, or stop in the middle of a request: the save will say so.
             with contextlib.suppress(RuntimeError, TimeoutError):
                 call_within(ANSWER, lambda: store.set(self._key, self._number))
 
     def silence(self) -> str:
-        """That the store does not answer, to end a sentence with; empty if it does."""
+        """Return a clause saying that the store does not answer, to end a sentence with; empty if it does."""
         store = self._store
         if store is None:
             return ""
@@ -51,7 +51,7 @@ class Hurry:
         return ""
 
     def is_wanted(self) -> bool:
-        """Whether somebody waits on any rank."""
+        """Whether somebody is waiting on any rank."""
         store = self._store
         if store is None:
             return False

@@ -1,8 +1,8 @@
-"""How fast a file is written beside training: at once on a core that is free, little by little on a busy one.
+"""How fast a background save writes: at once on a free core, little by little on a busy one.
 
-A low priority alone does not do. A thread that is given little of a busy core holds Python's lock all the
-longer, and training waits for that: with the least priority there is, steps beside another busy process took
-twice as long. So the thread has a moderate one, and rests where it notices that it must share the core.
+A low priority alone is not enough. A thread that gets little of a busy core holds the GIL all the longer, and
+training waits for it: at the lowest priority, steps next to another busy process took twice as long. So the
+thread has a moderate priority, and rests when it notices that it must share the core.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Callable
 __all__ = ["Pace"]
 
 SHARE = 0.005  # of a busy core
-PIECE = 0.003  # seconds of work before it looks
-BUSY = 1.5  # times the work is what it takes on a core that others want
-LONGEST = 600.0  # seconds in which it may rest: then others have waited enough
-LOOK = 0.25  # seconds of a rest between two looks whether another rank waits
+PIECE = 0.003  # seconds of work between looks
+BUSY = 1.5  # a core is busy if a piece takes this many times its CPU time
+LONGEST = 600.0  # seconds during which it may rest; then others have waited long enough
+LOOK = 0.25  # seconds of rest between two looks whether another rank is waiting
 
 
 class Pace:
-    """Of one save; called by the thread that writes, between pieces of its work.
+    """The pace of one save; called by the writing thread between pieces of its work.
 
     Args:
-        others_wait: whether another rank waits for the save, which needs this rank's part, too.
+        others_wait: whether another rank is waiting for the save, which also needs this rank's part.
 
     Attributes:
-        worked_at: when a piece of the work ended last, by ``time.perf_counter``.
+        worked_at: when the last piece of work ended, by ``time.perf_counter``.
     """
 
     def __init__(self, others_wait: Callable[[], bool] = lambda: False) -> None:
@@ -39,13 +39,13 @@ class Pace:
         self._work = 0.0
 
     def hurry(self) -> None:
-        """Rest no more: somebody waits."""
+        """Stop resting, because somebody is waiting."""
         self._hurried.set()
 
     def __call__(self) -> None:
-        """Rest, if the core is busy and the thread has had its share."""
+        """Rest if the core is busy and the thread has had its share."""
         self.worked_at = time.perf_counter()
-        if self._began is None:  # only now it is the thread that writes, whose time of work counts
+        if self._began is None:  # first call in the writing thread, whose CPU time counts
             self._begin()
             return
         now = self.worked_at

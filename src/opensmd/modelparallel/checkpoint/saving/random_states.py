@@ -1,7 +1,7 @@
-"""The states of random number generators in a checkpoint, so that dropout goes on as if undisturbed.
+"""The states of random number generators in a checkpoint, so that dropout continues as if uninterrupted.
 
-Each rank has its own. At the same degrees every rank gets its own back; at others it gets those of the rank
-that stood where it would have stood, counted round.
+Each rank has its own, and gets them back at the same degrees. At others it gets those of the rank in the
+corresponding position, modulo the saved degrees.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = [
 
 
 def random_file(folder: Path) -> Path:
-    """Where this rank's states are saved."""
+    """Return the file for this rank's states."""
     place = state.grid.coordinates(state.rank)
     return folder / f"random_{place.pipeline}_{place.tensor}_{place.data}.pt"
 
 
 def random_states() -> dict[str, Any]:
-    """Those of torch, Python, NumPy if the script has imported it, and of what all stages draw alike."""
+    """Return the states of torch, Python, NumPy (if imported), and the generators that all stages share."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
@@ -44,7 +44,7 @@ def random_states() -> dict[str, Any]:
 
 
 def saved_random_file(folder: Path) -> Path | None:
-    """The file of the rank that stood where this one stands; None if none was saved."""
+    """Return the file of the rank in the corresponding position; None if none was saved."""
     matches = (re.fullmatch(r"random_(\d+)_(\d+)_(\d+)\.pt", file.name) for file in folder.iterdir())
     places = [tuple(map(int, match.groups())) for match in matches if match is not None]
     if not places:
@@ -56,7 +56,7 @@ def saved_random_file(folder: Path) -> Path | None:
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
-    """Go on drawing where :func:`random_states` was called; before the first step, too."""
+    """Restore what :func:`random_states` returned; this also works before the first step."""
     set_random_states(states)
     position = states.get("replicated")
     model: Any = state.model
@@ -65,7 +65,7 @@ def restore_random_states(states: dict[str, Any]) -> None:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Let the generators of this process alone go on drawing where :func:`random_states` was called."""
+    """Restore what :func:`random_states` returned, for the generators of this process alone."""
     torch.set_rng_state(states["torch"])
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))

@@ -1,7 +1,7 @@
 """The thread of background saves.
 
-A daemon, unlike those of ``concurrent.futures``: the interpreter waits for these before it calls what modules
-have registered with ``atexit``, so that nobody could tell a save to hurry when its script has ended.
+A daemon, unlike those of ``concurrent.futures``: the interpreter waits for those before it calls ``atexit``
+functions, so nothing could tell a save to hurry once its script has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAME = "smp.save_checkpoint"
 
 
 class SavingThread:
-    """Does one piece of work after the other.
+    """Runs submitted work in order.
 
     Args:
         begin: called first, in the thread.
@@ -29,13 +29,13 @@ class SavingThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Do this after what has been submitted before."""
+        """Run ``work`` after everything submitted before."""
         future: Future[None] = Future()
         self._work.put((future, work))
         return future
 
     def end(self) -> None:
-        """Return when everything is done and the thread has ended."""
+        """Wait until everything is done and the thread has ended."""
         self._work.put(None)
         self._thread.join()
 

@@ -1,11 +1,11 @@
-"""What scripts look up in files of a partial checkpoint with sharded parameters, by the original's names.
+"""The original's names for what scripts look up in partial checkpoints with sharded parameters.
 
     model_*.pt        ``module``: the state dict
     optimizer_*.pt    ``fp32_flat_groups``: the parameters of one group after the other in FP32, each in a
                       row; scripts put the rows together
                       ``partition_count``: of how many files their parts are, 1 because they are whole
 
-Loading leaves them out; they are in the files for those who read these without the library.
+Loading ignores them; they are for scripts that read the files without the library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["with_flat_groups", "with_module"]
 
 
 def with_module(model: dict[str, Any]) -> dict[str, Any]:
-    """A model's state dict that has itself under the name that scripts read."""
+    """Return a model's state dict that also contains itself under the name that scripts read."""
     model[MODULE] = marked(model)
     return model
 
@@ -29,11 +29,11 @@ def with_module(model: dict[str, Any]) -> dict[str, Any]:
 def with_flat_groups(
     optimizer: Mapping[str, Any], model: Mapping[str, Any], names: list[str], pieces: InPieces
 ) -> dict[str, Any]:
-    """An optimizer's state dict with flat FP32 parameters.
+    """Return an optimizer's state dict with flat FP32 parameters.
 
     Args:
         model: this stage's state dict.
-        names: of the parameters, by number.
+        names: parameter names by number.
         pieces: where tensors in pieces come from.
     """
 

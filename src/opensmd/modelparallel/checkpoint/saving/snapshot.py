@@ -1,4 +1,4 @@
-"""What a checkpoint will hold, collected from the ranks; and copies of it that training does not change."""
+"""The content of a checkpoint, collected from the ranks, and copies of it that training does not change."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from opensmd.modelparallel.tensor_parallel.huggingface.originals import as_origi
 
 __all__ = ["HostCopies", "Snapshot", "take_snapshot"]
 
-Copies = dict[tuple[Any, ...], Tensor]  # by the place in memory of what was copied
-Later = tuple[Tensor, Tensor]  # what is still to be copied, and where to
+Copies = dict[tuple[Any, ...], Tensor]  # by the source's place in memory
+Later = tuple[Tensor, Tensor]  # a source still to be copied, and its target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +37,16 @@ class Snapshot:
     """This rank's part of a checkpoint.
 
     Attributes:
-        folder, tag: where it goes.
-        partial: each rank of the first replica has its part; otherwise the first rank has everything.
-        model, optimizer, user_content: what is saved; None leaves it out. Of a partial checkpoint, tensors
-            that ranks share out are in pieces (``Spread``); ranks that do not write have these alone.
+        folder, tag: where to write it.
+        partial: whether each rank of the first replica has its part; otherwise the first rank has everything.
+        model, optimizer, user_content: what is saved; None leaves it out. In a partial checkpoint, tensors
+            that ranks share are in pieces (``Spread``); ranks that do not write have only these.
         random: the states of this rank's random number generators.
         kept: how many partial checkpoints stay in the folder; None keeps all.
-        weights_only: refuse what loads only with trust.
-        gathered: what was made for this snapshot alone, which needs no copies.
+        weights_only: whether to refuse what loads only with trust.
+        gathered: what was made for this snapshot only, and needs no copy.
         between: called between pieces of the work.
-        copying: of what is copied beside training; None where the snapshot has the tensors themselves.
+        copying: the copies made during training; None if the snapshot has the tensors themselves.
     """
 
     folder: Path
@@ -63,12 +63,12 @@ class Snapshot:
     copying: Copying | None = None
 
     def rest(self) -> None:
-        """Between pieces of the work: leave the core to training, where that needs it."""
+        """Between pieces of work, leave the core to training if it needs it."""
         if self.between is not None:
             self.between()
 
     def require_untouched(self) -> None:
-        """Return when everything has been copied.
+        """Wait until everything has been copied.
 
         Raises:
             SMPCheckpointError: something was written meanwhile.
@@ -89,10 +89,10 @@ def take_snapshot(
     kept: int | None,
     weights_only: bool,
 ) -> Snapshot:
-    """Collect what there is to save; called on all ranks.
+    """Collect what is to be saved; all ranks must call.
 
     Args:
-        translate: give a whole model of distributed Hugging Face modules that library's names.
+        translate: use Hugging Face's names for a whole model of distributed Hugging Face modules.
     """
     random = random_states() if partial and model is not None else None
     content = _parts(model, optimizer) if partial else _whole(model, optimizer, translate=translate)
@@ -120,15 +120,15 @@ class _Content:
 
 
 def _whole(model: ModelState | None, optimizer: SavedOptimizer | None, *, translate: bool) -> _Content:
-    """On the first rank; called on all."""
+    """Collect everything on the first rank; all ranks must call."""
     first = state.groups.rank_in(CommGroup.RDP_GROUP) == 0
     whole: dict[str, Any] | None = None
     states: dict[str, Any] | None = None
     with noting_gathered() as gathered:
         if optimizer is not None:
-            # where replicas share the optimizer's state out, all of them give their slices
+            # if replicas share the optimizer's state, all of them contribute their slices
             states = optimizer.state_dict(gather_to_rank0=True)
-        if model is not None and (first or state.cfg.shards_parameters):  # or all replicas have parts of it
+        if model is not None and (first or state.cfg.shards_parameters):  # or every replica has parts of it
             whole = model.state_dict(gather_to_rank0=True)
     if not first:
         return _Content(None, None)
@@ -142,7 +142,7 @@ def _whole(model: ModelState | None, optimizer: SavedOptimizer | None, *, transl
 
 
 def _parts(model: ModelState | None, optimizer: SavedOptimizer | None) -> _Content:
-    """This rank's part, or its pieces of the first replica's part."""
+    """Collect this rank's part, or its pieces of the first replica's part."""
     rank = state.groups.rank_in(CommGroup.RDP_GROUP)
     has_pieces = state.cfg.shards_parameters or state.cfg.shard_optimizer_state
     if rank >= (state.groups.shards.size() if has_pieces else 1):
@@ -151,7 +151,7 @@ def _parts(model: ModelState | None, optimizer: SavedOptimizer | None) -> _Conte
         own = None if model is None else model.local_state_dict()
         states = None if optimizer is None else optimizer.local_state_dict()
         values = own
-        if own is None and state.cfg.shards_parameters:  # scripts look them up in the optimizer's file
+        if own is None and state.cfg.shards_parameters:  # scripts look parameters up in the optimizer's file
             values = cast("ModelState", state.model).local_state_dict()
     own, states, values = (with_entries(each, pieces.of) for each in (own, states, values))
     if state.cfg.shards_parameters and own is not None:
@@ -162,20 +162,20 @@ def _parts(model: ModelState | None, optimizer: SavedOptimizer | None) -> _Conte
 
 
 class HostCopies:
-    """Memory of the host that snapshots are copied to, used again by the next one of the same shapes."""
+    """Host memory for copies of snapshots, reused by the next one with the same shapes."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, Tensor] = {}
 
     def of(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with copies of all that others have; those of the one before are no longer valid.
+        """Return the snapshot with copies of all that others may change; this invalidates the previous one.
 
-        What only optimizers write is copied later: ``Snapshot.copying``.
+        What only optimizers write is copied later; see ``Snapshot.copying``.
         """
         gathered, snapshot = snapshot.gathered, replace(snapshot, gathered=None)
         tensors: list[Tensor] = []
         data = structure.dump_if_possible(snapshot, tensors)
-        if data is None:  # what pickle cannot carry is refused when it is written
+        if data is None:  # writing refuses what cannot be pickled
             tensors = structure.tensors_in(snapshot)
         copies, later = self._copied([part for tensor in tensors for part in plain_parts(tensor)], gathered)
         found = [
@@ -190,7 +190,7 @@ class HostCopies:
         return replace(copied, copying=Copying(later, _names_in(snapshot)))
 
     def _copied(self, parts: Sequence[Tensor], gathered: Gathered | None) -> tuple[Copies, list[Later]]:
-        """Copies of plain tensors by their place, and which of them are still to be filled."""
+        """Return copies of plain tensors by their place, and which of them are still to be filled."""
         trained = _trained_memory()
         copies: Copies = {}
         buffers: dict[int, Tensor] = {}
@@ -199,7 +199,7 @@ class HostCopies:
             if (place := _place(tensor)) in copies:  # tied tensors stay tied
                 continue
             if tensor.device.type == "cpu" and gathered is not None and gathered.has_all_of(tensor):
-                copies[place] = tensor  # which nobody else has
+                copies[place] = tensor  # nobody else has it
                 continue
             number = len(copies)
             buffer = _buffer_for(tensor, self._buffers.get(number))
@@ -211,7 +211,7 @@ class HostCopies:
             else:
                 buffer.copy_(tensor.detach(), non_blocking=True)
         if any(tensor.is_cuda for tensor in parts):
-            torch.cuda.current_stream().synchronize()  # what was copied at once is complete
+            torch.cuda.current_stream().synchronize()  # completes what was copied at once
         self._buffers = buffers
         return copies, later
 
@@ -223,7 +223,7 @@ def _buffer_for(tensor: Tensor, before: Tensor | None) -> Tensor:
 
 
 def _trained_memory() -> frozenset[int]:
-    """Of what only optimizers write between a save and the next step of one."""
+    """Return the memory that only optimizers write, which does not happen until their next step."""
     module = nn.Module() if state.model is None else state.model.get_module()
     trained: list[Any] = [each for each in module.parameters() if each.requires_grad]
     for optimizer in state.optimizers.values():
@@ -234,13 +234,13 @@ def _trained_memory() -> frozenset[int]:
 
 
 def _written_by_forward(module: nn.Module) -> list[Tensor]:
-    """Parameters whose module changes them itself: embeddings with a largest norm."""
+    """Return parameters that their own module changes: embeddings with ``max_norm``."""
     modules = [each for each in module.modules() if getattr(each, "max_norm", None) is not None]
     return [parameter for each in modules for parameter in each.parameters(recurse=False)]
 
 
 def _names_in(snapshot: Snapshot) -> Callable[[Tensor], str]:
-    """What a tensor of the snapshot is called in errors."""
+    """Return a function that names the snapshot's tensors in errors."""
 
     def name_of(tensor: Tensor) -> str:
         place = _place(tensor)

@@ -1,9 +1,9 @@
-"""Tensors whose numbers exist only when their turn in the file has come.
+"""Tensors whose data exist only when their turn in the file comes.
 
-``torch.save`` first writes what refers to tensors, and then the memory of one after the other, for which it
-asks by ``.cpu()``. The file is the same as with tensors that exist. The parts of torch that are not public
-are the two functions' names below and ``TypedStorage``; tests/unit/modelparallel/checkpoint/saving fails when
-torch changes them.
+``torch.save`` first writes what refers to tensors, and then the memory of each, which it requests with
+``.cpu()``. The file is the same as with ordinary tensors. The private parts of torch used here are the names
+of the two functions below and ``TypedStorage``; tests/unit/modelparallel/checkpoint/saving fails when torch
+changes them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["LaterMemory", "TensorLater"]
 
 
 class LaterMemory(torch.UntypedStorage):
-    """Memory on no device, which comes from :attr:`fetch` when it is asked for."""
+    """Memory on no device, which :attr:`fetch` supplies on request."""
 
     fetch: Callable[[], Tensor]
 
     def cpu(self) -> torch.UntypedStorage:
-        """The memory of the tensor in a row that :attr:`fetch` returns."""
+        """Return the memory of the one-dimensional tensor from :attr:`fetch`."""
         return self.fetch().untyped_storage()
 
 
@@ -34,7 +34,7 @@ class TensorLater:
     """A contiguous tensor for ``torch.save``.
 
     Args:
-        memory: of all tensors with the same numbers; see :meth:`memory_for`.
+        memory: shared by all tensors with the same data; see :meth:`memory_for`.
     """
 
     def __init__(self, memory: LaterMemory, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -42,13 +42,13 @@ class TensorLater:
 
     @staticmethod
     def memory_for(elements: int, dtype: torch.dtype, fetch: Callable[[], Tensor]) -> LaterMemory:
-        """Memory that ``fetch`` gives, as a tensor of so many elements in a row on the CPU."""
+        """Return memory that ``fetch`` supplies as a one-dimensional CPU tensor of so many elements."""
         memory = LaterMemory(elements * dtype.itemsize, device="meta")  # type: ignore[no-untyped-call]
         memory.fetch = fetch
         return memory
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         storage: Any = TypedStorage(wrap_storage=self._memory, dtype=self._dtype, _internal=True)  # type: ignore[no-untyped-call]
-        storage._fake_device = "cpu"  # where it loads; torch's own mark
+        storage._fake_device = "cpu"  # the device it loads to; torch's own mark
         strides = torch.empty(self._shape, device="meta").stride()
         return _rebuild_tensor_v2, (storage, 0, self._shape, strides, False, OrderedDict())

@@ -1,4 +1,4 @@
-"""Writing a snapshot into its folder, in an order in which a kill at any moment leaves a whole checkpoint."""
+"""Writing a snapshot into its folder, so ordered that a kill at any moment leaves a whole checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SavingGroups:
     Attributes:
         world: all ranks.
         replica: this rank's replica.
-        shards: those that have pieces of what the first of them writes.
+        shards: the ranks that have pieces of what the first of them writes.
     """
 
     world: dist.ProcessGroup
@@ -44,11 +44,11 @@ class SavingGroups:
 
 
 def write_snapshot(snapshot: Snapshot, groups: SavingGroups) -> None:
-    """Write what this rank has to write, and wait for the others; called on all ranks.
+    """Write this rank's part and wait for the others; all ranks must call.
 
     Raises:
-        SMPCheckpointError: another rank could not write; ``newest`` is as it was.
-        OSError: this rank could not write; ``newest`` is as it was.
+        SMPCheckpointError: another rank could not write; ``newest`` is unchanged.
+        OSError: this rank could not write; ``newest`` is unchanged.
         TypeError: something in the content would not load again.
     """
 
@@ -130,7 +130,7 @@ def _write_full(snapshot: Snapshot, groups: SavingGroups) -> None:
 
 
 def _on_the_replica(work: Callable[[], None], path: Path, groups: SavingGroups) -> None:
-    """Work of the first rank that all ranks of the replica know the outcome of, before they go on."""
+    """Run ``work`` on the first rank; all ranks of the replica learn its outcome before they continue."""
     together(groups.replica, work, failed=f"{path} was not saved", rank="mp_rank")
 
 
@@ -159,11 +159,11 @@ def _prune(folder: Path, kept: int, *, keep: str) -> None:
     partials.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for path in partials[max(0, kept - 1) :]:
         removed = path.with_name(f".{path.name}.{uuid.uuid4().hex}.removed")
-        path.replace(removed)  # so that a kill leaves no half of it under its name
+        path.replace(removed)  # so that a kill cannot leave half of it under its name
     for removed in folder.glob(".*_partial.*.removed"):
         shutil.rmtree(removed)
 
 
 def _is_partial(folder: Path) -> bool:
-    """Whether a save, completed or killed, has written there: a folder of the user's may have such a name."""
+    """Whether a save, completed or killed, has written there; it may be a folder of the user's."""
     return folder.is_dir() and any(_PART.fullmatch(file.name) for file in folder.iterdir())
