@@ -1,9 +1,9 @@
-"""Which cores a rank runs on: planned purely, applied by the rank itself before torch starts its threads.
+"""Which cores a rank runs on: a pure plan, applied by the rank itself before torch starts its threads.
 
-Unpinned ranks are often scheduled onto one core and then wait for each other. So the launcher deals the cores
-it may use out to its local ranks in whole physical cores, in the order of the machine, which keeps a rank
-within one socket where the numbers allow. Who has chosen an affinity keeps it: a mask set with ``taskset`` or
-a container is never left, only divided, and where an OpenMP affinity variable is set nothing is pinned.
+Unpinned ranks often share one core and then wait for each other. So the launcher divides the cores it may use
+among its local ranks, in whole physical cores and in the machine's order, which keeps a rank within one
+socket where the numbers allow. The user's choice is respected: a mask set with ``taskset`` or a container is
+divided but never left, and nothing is pinned if an OpenMP affinity variable is set.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = [
 
 _OPENMP_AFFINITY = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 
-CROWD = 8  # ranks a core, beyond which nobody means to be
+CROWD = 8  # ranks per core; more are hardly intended
 
 Cores = list[tuple[int, ...]]
 
 
 def share(cores: Cores, local_rank: int, local_size: int) -> tuple[int, ...] | None:
-    """The cpus of one of ``local_size`` ranks on ``cores`` (each a tuple of sibling cpus).
+    """Return the cpus of one of ``local_size`` ranks on ``cores`` (each a tuple of sibling cpus).
 
-    With at least one core a rank, every rank gets the same number of whole neighbouring cores (what is left
-    over stays free for the system). With a whole number of ranks a core, neighbours share one. Otherwise
-    pinning would load cores unequally: None, and the kernel decides.
+    With at least one core per rank, every rank gets the same number of whole neighbouring cores, and the rest
+    stays free for the system. With a whole number of ranks per core, neighbours share one. Otherwise pinning
+    would load cores unequally, so return None and let the kernel decide.
     """
     per_rank = len(cores) // local_size
     if per_rank:
@@ -54,12 +54,12 @@ def physical_cores(cpus: Iterable[int], siblings: Mapping[int, tuple[int, ...]])
 
 
 def threads_per_rank(cores: Cores, local_size: int) -> int:
-    """How many threads a rank should compute with: one a physical core it has, at least one."""
+    """Return how many threads a rank should compute with: one per physical core, at least one."""
     return max(1, len(cores) // local_size)
 
 
 def crowding(cores: Cores, local_size: int) -> str | None:
-    """What to tell a user whose ranks wait for a core most of the time, perhaps by a slip of the pen."""
+    """Return a warning for a user whose ranks mostly wait for a core, perhaps because of a typo."""
     if not cores or local_size <= CROWD * len(cores):
         return None
     where = "1 core" if len(cores) == 1 else f"{len(cores)} cores"
@@ -70,19 +70,19 @@ def crowding(cores: Cores, local_size: int) -> str | None:
 
 
 def chosen_by_user(environ: Mapping[str, str]) -> str | None:
-    """The OpenMP affinity variable that is set, if one is."""
+    """Return the OpenMP affinity variable that is set, if any."""
     return next((name for name in _OPENMP_AFFINITY if environ.get(name)), None)
 
 
 def allowed_cpus() -> list[int]:
-    """The cpus this process may run on, in order."""
+    """Return the cpus this process may run on, in order."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def read_siblings(cpus: Iterable[int], root: str = "/sys/devices/system/cpu") -> dict[int, tuple[int, ...]]:
-    """Hardware threads of each cpu's core as the kernel tells; a cpu it does not tell of stands alone."""
+    """Return the hardware threads of each cpu's core from the kernel; a cpu unknown to it is alone."""
     found = {}
     for cpu in cpus:
         try:
@@ -94,7 +94,7 @@ def read_siblings(cpus: Iterable[int], root: str = "/sys/devices/system/cpu") ->
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """A kernel cpu list: ``"0-2,8"`` is ``(0, 1, 2, 8)``."""
+    """Parse a kernel cpu list: ``"0-2,8"`` is ``(0, 1, 2, 8)``."""
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -103,13 +103,13 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 
 def local_cores() -> Cores:
-    """The physical cores this process may use."""
+    """Return the physical cores this process may use."""
     cpus = allowed_cpus()
     return physical_cores(cpus, read_siblings(cpus))
 
 
 def pin(local_rank: int, local_size: int) -> tuple[int, ...] | None:
-    """Pin the calling process to its share of the cores it may use; return it, or None if it was left."""
+    """Pin this process to its share of the cores it may use; return the share, or None if not pinned."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     mine = share(local_cores(), local_rank, local_size)

@@ -1,16 +1,16 @@
-"""How the C library's allocator treats memory that a rank gives back: kept for the next step.
+"""Making the C library's allocator keep freed memory for the next step.
 
-glibc gives large blocks back to the kernel at once and takes them again, zeroed and page by page, in the next
-step: up to a tenth of a step with activations of megabytes (``benchmarks/allocator``). Ranks that train need
-the same memory in every step, so that keeping it changes their peak little, unless single blocks have more
-than 100 MiB: these may not fit into what others have left behind.
+glibc returns large blocks to the kernel at once and gets them back, zeroed and page by page, in the next
+step: that takes up to a tenth of a step with activations of megabytes (``benchmarks/allocator``). Training
+needs the same memory in every step, so keeping it hardly changes the peak, unless single blocks have more
+than 100 MiB: these may not fit into the gaps that others have left.
 
-Microbatches take turns on threads. glibc would give each thread a heap of its own, and what one keeps is of
-no use to the next. With one heap for all, ranks of a split model kept 390 MiB beyond their start in place of
+Microbatches take turns on threads. glibc would give each thread its own heap, whose kept memory is useless to
+the others. With one heap for all, ranks of a split model kept 390 MiB on top of their initial size instead of
 510; 218 were in use.
 
-A heap has holes. Ranks of a split model, whose tensors may be large beside all they have, take these from
-memory without any (``runtime/tensor_memory``).
+A heap gets fragmented. Ranks of a split model, whose tensors may be large compared to all their memory, take
+these from memory that does not (``runtime/tensor_memory``).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _CHOICES = (
     "GLIBC_TUNABLES",
     "LD_PRELOAD",
 )
-_KEPT_BYTES = (1 << 31) - 1  # the largest number that every version takes
+_KEPT_BYTES = (1 << 31) - 1  # the largest number that every version accepts
 _MAPPED_BYTES = 1 << 30
 _MAPPED_BYTES_BEFORE_2_36 = 32 << 20  # older versions refuse more
 
 
 def chosen_by_user(environ: Mapping[str, str]) -> str | None:
-    """The variable that chooses an allocator or its thresholds, if one is set."""
+    """Return the variable that selects an allocator or its thresholds, if one is set."""
     return next((name for name in _CHOICES if environ.get(name)), None)
 
 
 def keeping_memory(environ: Mapping[str, str], library: tuple[str, str] | None = None) -> dict[str, str]:
-    """The variables that make ranks keep memory; none where the user has chosen, or without glibc.
+    """Return variables that make ranks keep memory; none if the user has chosen, or without glibc.
 
     Args:
         environ: of the launcher.
-        library: name and version of the C library; default: this process's.
+        library: name and version of the C library; by default, this process's.
     """
     name, version = library or platform.libc_ver()
     if name != "glibc" or chosen_by_user(environ) is not None:

@@ -1,4 +1,4 @@
-"""The ``smdrun`` command: starts a script's ranks on this host, or on several, over torch's elastic agent."""
+"""The ``smdrun`` command: starts a script's ranks on one host or several, with torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opensmd.timeline.results import begin_timeline, write_results
 
 __all__ = ["main"]
 
-# Options that the command for several hosts gives to each of them by itself, or takes for itself.
+# Options that the command for several hosts sets on each host itself, or keeps for itself.
 _OF_HOSTS = {"hosts", "hostfile", "ssh", "ranks", "nnodes", "node_rank", "master_addr", "master_port"}
 _OF_HOSTS |= {"timeline", "records"}
 _CONTEXT = {
@@ -74,13 +74,13 @@ _CONTEXT = {
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for one file per rank (rank-0.log) with all its output, which the console shows as well.",
+    help="Folder for one file per rank (rank-0.log) with all its output, in addition to the console.",
 )
 @click.option(
     "--timeline",
     type=click.Path(file_okay=False, path_type=Path),
     envvar=VARIABLE,
-    help="Folder for what every rank did when: trace.json for Perfetto, and timeline.html.",
+    help="Folder for a record of what every rank did: trace.json for Perfetto, and timeline.html.",
 )
 @click.option(
     "--records",
@@ -91,15 +91,15 @@ _CONTEXT = {
 @click.option(
     "--hosts",
     metavar="A:2,B:2",
-    help="Run on these hosts, over ssh, with this many ranks each; A serves as host 0.",
+    help="Run on these hosts over ssh, with this many ranks each; A is host 0.",
 )
 @click.option(
     "--hostfile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The same from a file with lines such as 'a slots=2'.",
+    help="Like --hosts, from a file with lines such as 'a slots=2'.",
 )
 @click.option("--ssh", default=SSH, show_default=True, help="The command that reaches a host.")
-@click.option("--standalone", is_flag=True, help="As torchrun's: one host, which is the default.")
+@click.option("--standalone", is_flag=True, help="As in torchrun: one host, the default.")
 @click.option(
     "--nnodes",
     default="1",
@@ -134,13 +134,13 @@ _CONTEXT = {
     default=0,
     show_default=True,
     envvar=["SMDRUN_MAX_RESTARTS", "PET_MAX_RESTARTS"],
-    help="How often all ranks, or with --elastic-replicas those of a replica, start again after a failure.",
+    help="How often to restart all ranks (with --elastic-replicas, one replica's ranks) after a failure.",
 )
 @click.option(
     "--elastic-replicas",
     type=click.IntRange(min=1),
     metavar="N",
-    help="The ranks are N replicas, which are restarted one by one: see the setting elastic of smp.init.",
+    help="Split the ranks into N replicas that restart separately; see the setting elastic of smp.init.",
 )
 @click.option(
     "--output",
@@ -158,10 +158,10 @@ _CONTEXT = {
 @click.pass_context
 @signals.interruptible()
 def main(context: click.Context, /, **options: Any) -> None:
-    """Run SCRIPT with ARGS in several processes that find each other through torch.distributed.
+    """Run SCRIPT with ARGS in several processes that are connected through torch.distributed.
 
     Each process has RANK, LOCAL_RANK, WORLD_SIZE and the other variables that a SageMaker container sets.
-    When one fails, its traceback is shown first, the others are ended, and smdrun exits with its status.
+    If one fails, smdrun shows its traceback first, ends the others, and exits with its status.
     """
     streams.prepare()
     job = _on_hosts(context, options)
@@ -185,7 +185,7 @@ def main(context: click.Context, /, **options: Any) -> None:
 
 
 def _on_hosts(context: click.Context, options: dict[str, Any]) -> HostsJob | None:
-    """The job on several hosts that the options ask for; what belongs to it alone is taken out of them."""
+    """Return the job on several hosts that the options request, and remove the options for it alone."""
     listed, file, ssh = (options.pop(name) for name in ("hosts", "hostfile", "ssh"))
     if not listed and file is None:
         return None
@@ -226,7 +226,7 @@ def _run_on_hosts(job: HostsJob) -> int:
 
 
 def _claim_folders(chosen: Options, claims: ExitStack) -> None:
-    """Make the folders that this job's ranks write to, and keep other jobs out of them."""
+    """Create the folders that this job's ranks write to, and keep other jobs out of them."""
     first_rank = chosen.node_rank * chosen.ranks
     if chosen.log_dir is not None:
         claims.enter_context(claim("--log-dir", chosen.log_dir, first_rank))
@@ -265,7 +265,7 @@ def _checked(options: dict[str, Any]) -> Options:
     try:
         chosen = Options.from_command_line(**options)
         JobSecret.from_environment()
-        Settings.from_environment()  # a wrong variable is reported like a wrong option
+        Settings.from_environment()  # reports a bad variable like a bad option
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     return chosen

@@ -1,10 +1,10 @@
-"""``smddprun`` and ``smddpmprun``: what a SageMaker container puts between mpirun and the script.
+"""``smddprun`` and ``smddpmprun``: the commands that SageMaker containers put between mpirun and the script.
 
     mpirun -np 2 ... smddprun python -m mpi4py train.py
     mpirun -np 2 ... smddpmprun -i ml.p4d.24xlarge --allow-bypass python -m mpi4py train.py
 
-Both add RANK, LOCAL_RANK, WORLD_SIZE and the rest to the environment of a rank before its program starts, so
-that scripts which import nothing of this package find them, and then become that program.
+Both add RANK, LOCAL_RANK, WORLD_SIZE and the rest to the environment of a rank, where scripts find them
+without importing this package, and then become the rank's program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opensmd.environment.variables import fill
 
 __all__ = ["main"]
 
-_NOT_FOUND = 127  # a shell's status for a command that is not there
+_NOT_FOUND = 127  # a shell's status for a missing command
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -28,9 +28,9 @@ _NOT_FOUND = 127  # a shell's status for a command that is not there
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.version_option(package_name="opensmd")
 def main(instance: str | None, allow_bypass: bool, program: Sequence[str]) -> None:
-    """Run PROGRAM as a rank of mpirun, srun or torchrun, with what torch.distributed reads there.
+    """Run PROGRAM as a rank of mpirun, srun or torchrun, with the variables that torch.distributed reads.
 
-    Started by hand, it is a group of one.
+    Started by hand, PROGRAM is a group of one.
     """
     if fill() is None:
         os.environ.setdefault("LOCAL_RANK", "0")

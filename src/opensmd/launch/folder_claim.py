@@ -1,7 +1,7 @@
-"""A folder for a job's files belongs to that job while it runs: two would write over each other's.
+"""Reserving a folder for one job at a time, because two would overwrite each other's files.
 
-Who claims it holds the kernel's lock on a file in it, which is free again however the process ends. The hosts
-of one job may share a folder, because each has ranks of its own.
+The owner holds a kernel lock on a file in the folder, which is released however the process ends. The hosts
+of one job may share a folder, because each has its own ranks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["claim"]
 
 @contextmanager
 def claim(option: str, folder: Path, first_rank: int) -> Iterator[None]:
-    """Make ``folder`` and keep other jobs out of it until the block ends.
+    """Create ``folder`` and keep other jobs out of it until the block ends.
 
     Args:
-        option: of smdrun, that names the folder.
-        folder: where this job writes; it may not exist.
+        option: the smdrun option that names the folder.
+        folder: where this job writes; it need not exist yet.
         first_rank: the lowest rank on this host.
 
     Raises:
-        ValueError: another job writes there, or this one cannot.
+        ValueError: another job writes there, or this job cannot.
     """
     lock = folder / f".{option.strip('-')}-{first_rank}.lock"
     try:
@@ -52,7 +52,7 @@ def claim(option: str, folder: Path, first_rank: int) -> Iterator[None]:
 
 
 def _locked(path: Path) -> IO[str] | None:
-    """The file, open and locked; None if another process holds it."""
+    """Open and lock the file; return None if another process holds it."""
     while True:
         file = path.open("a+")
         try:
@@ -60,7 +60,7 @@ def _locked(path: Path) -> IO[str] | None:
         except BlockingIOError:
             file.close()
             return None
-        except OSError:  # the file system has no locks: nobody is kept out
+        except OSError:  # the file system has no locks, so nobody is kept out
             return file
         if _is_still(path, file):
             file.truncate(0)
@@ -71,7 +71,7 @@ def _locked(path: Path) -> IO[str] | None:
 
 
 def _is_still(path: Path, file: IO[str]) -> bool:
-    """Whether ``path`` is the file that was opened: who held it before removes it at the end."""
+    """Whether ``path`` is still the file that was opened: its previous owner may have removed it."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     return False

@@ -1,4 +1,4 @@
-"""The network interface of ranks on several hosts, where a host's own name leads to its loopback."""
+"""Choosing the network interface for several hosts, because a host's own name may lead to its loopback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["choose_towards", "interface_towards"]
 
 
 def choose_towards(host: str, port: int) -> None:
-    """Let Gloo use the interface that leads to ``host``, unless the user or Gloo itself finds another."""
+    """Make Gloo use the interface that leads to ``host``, unless the user or Gloo itself has found one."""
     if not os.environ.get("GLOO_SOCKET_IFNAME") and gloo_is_on_loopback(os.environ):
         name = interface_towards(host, port)
         if name is not None:
@@ -21,13 +21,13 @@ def choose_towards(host: str, port: int) -> None:
 
 
 def interface_towards(host: str, port: int) -> str | None:
-    """The interface from which ``host`` is reached, or that has its address; None for the loopback."""
+    """Return the interface that reaches ``host`` or has its address; None for the loopback."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # to connect it sends nothing
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
             probe.connect(address)
             own = str(probe.getsockname()[0])
-    except (OSError, UnicodeError):  # Python encodes no name that DNS could not have
+    except (OSError, UnicodeError):  # Python cannot encode names that DNS cannot have
         return None
     if own.startswith("127.") or own == "::1":
         return None

@@ -1,4 +1,4 @@
-"""Values of smdrun's options as torchrun takes them, too: Kubeflow's operators set them in a pod (PET_*)."""
+"""Option values as torchrun accepts them, because Kubeflow's operators set them in pods (PET_*)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["given", "hosts", "ranks", "with_hyphens"]
 
 
 def with_hyphens(name: str) -> str:
-    """An option's name, which torchrun and its scripts of old write with underscores, too."""
+    """Return an option's name with hyphens; torchrun and old scripts also write underscores."""
     return name.replace("_", "-")
 
 
 def ranks(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
-    """Ranks a host; None, as for torchrun's ``auto``, ``gpu`` and ``cpu``, leaves it to smdrun."""
+    """Parse ranks per host; None, also for torchrun's ``auto``, ``gpu`` and ``cpu``, leaves it to smdrun."""
     return None if value in (None, "auto", "gpu", "cpu") else _positive(value)
 
 
 def hosts(_: click.Context, __: click.Parameter, value: str) -> int:
-    """How many hosts: ``2``, or ``2:2``, as torchrun writes a range; a range of several is refused."""
+    """Parse the number of hosts: ``2``, or torchrun's range ``2:2``; refuse ranges of several numbers."""
     least, colon, most = value.partition(":")
     if colon and least != most:
         raise click.BadParameter(
@@ -31,7 +31,7 @@ def hosts(_: click.Context, __: click.Parameter, value: str) -> int:
 
 
 def given(context: click.Context, *, leave_out: Collection[str]) -> list[str]:
-    """The options of a command line, to give them to another one."""
+    """Return the options of a command line, to pass them to another one."""
     words: list[str] = []
     for option in context.command.params:
         name = option.name or ""

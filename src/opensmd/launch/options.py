@@ -1,4 +1,4 @@
-"""What the user asked ``smdrun`` for, checked, with the defaults that depend on the machine."""
+"""The options of ``smdrun``, checked, with the defaults that depend on the machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from opensmd.launch import affinity
 
 __all__ = ["Options", "gpu_count"]
 
-MOST_RANKS = 8  # without GPUs and without -n: as many as a SageMaker host has
+MOST_RANKS = 8  # without GPUs and -n: as many as on a SageMaker host
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked ``smdrun`` for."""
+    """The checked options of ``smdrun``."""
 
     script: str
     args: Sequence[str] = ()
@@ -77,7 +77,7 @@ class Options:
 
 
 def _check_replicas(replicas: int | None, ranks: int, nnodes: int) -> None:
-    """Raise if so many replicas cannot come and go."""
+    """Raise if the ranks cannot be split into so many elastic replicas."""
     if replicas is None:
         return
     if replicas % nnodes:
@@ -89,12 +89,12 @@ def _check_replicas(replicas: int | None, ranks: int, nnodes: int) -> None:
 
 
 def default_ranks(device: str) -> int:
-    """One rank a GPU; without GPUs one a physical core, at most 8."""
+    """Return one rank per GPU; without GPUs, one per physical core, at most 8."""
     return gpu_count(device) or min(MOST_RANKS, len(affinity.local_cores()))
 
 
 def gpu_count(device: str) -> int:
-    """How many GPUs the ranks may use."""
+    """Return how many GPUs the ranks may use."""
     if device == "cpu":
         return 0
     import torch

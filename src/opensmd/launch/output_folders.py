@@ -1,4 +1,4 @@
-"""The folders for a script's results that its variables name: made before it runs, removed if left empty."""
+"""The folders that variables name for a script's results: created before it runs, removed if left empty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["OutputFolders"]
 
 
 class OutputFolders:
-    """The folders the script is told of exist while it runs; those it left empty are removed again."""
+    """Creates the folders while the script runs, and removes those that it left empty."""
 
     def __init__(self) -> None:
         self._made: list[Path] = []
@@ -29,5 +29,5 @@ class OutputFolders:
 
     def __exit__(self, *_: object) -> None:
         for path in sorted(self._made, reverse=True):
-            with contextlib.suppress(OSError):  # something lies in it, or another job has removed it
+            with contextlib.suppress(OSError):  # not empty, or another job has removed it
                 path.rmdir()

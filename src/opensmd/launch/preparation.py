@@ -29,8 +29,8 @@ AGENT_LOGGERS = (
 
 
 def prepare(options: Options) -> None:
-    """Threads, memory, the native core and the variables that every rank inherits."""
-    os.environ.pop(OF_LAUNCHER, None)  # of an smdrun around this one
+    """Set up threads, memory, the native core and the variables that every rank inherits."""
+    os.environ.pop(OF_LAUNCHER, None)  # from an enclosing smdrun
     if options.nnodes == 1:
         from opensmd.collectives.stores.listening import keep_on_loopback
 
@@ -50,23 +50,23 @@ def prepare(options: Options) -> None:
     for name, value in job_variables(_job(options)).items():
         os.environ.setdefault(name, value)
     os.environ[LAUNCHER] = str(os.getpid())
-    for name in AGENT_LOGGERS:  # the console says better what they would say
-        importlib.import_module(name)  # which sets the level itself
+    for name in AGENT_LOGGERS:  # the console says it better
+        importlib.import_module(name)  # sets the level on import
         logging.getLogger(name).setLevel(logging.CRITICAL)
     socket.getfqdn = _own_name
 
 
 def _own_name(name: str = "") -> str:
-    """What torch's agent calls this host in its events, which nobody reads.
+    """Return the name of this host for torch's agent, which uses it in events that nobody reads.
 
-    It would ask the resolver: that refuses names that DNS could not have, of 64 characters for example, and
-    takes its time where no server answers.
+    The agent itself would ask the resolver, which refuses names that DNS cannot have (of 64 characters, for
+    example) and is slow if no server answers.
     """
     return name or socket.gethostname()
 
 
 def _job(options: Options) -> Job:
-    """What a container tells a script of the job."""
+    """Return what a container tells a script about the job."""
     hosts = _host_names(options.nnodes)
     return Job(
         script=Path(options.script),
@@ -84,22 +84,22 @@ def _job(options: Options) -> Job:
 
 
 def _host_names(count: int) -> list[str]:
-    """This host's own name; several hosts, which do not know each other's, have those of a container."""
+    """Return this host's name; several hosts do not know each other's, and get those of a container."""
     return [socket.gethostname()] if count == 1 else [f"algo-{number}" for number in range(1, count + 1)]
 
 
 def _build_once() -> None:
-    """Build the native core before the ranks start; if that fails they use Gloo, and one line says so."""
+    """Build the native core before the ranks start; if that fails, say in one line that they use Gloo."""
     from opensmd.environment.settings import Settings
     from opensmd.native.build import BuildError, build
     from opensmd.native.prebuilt import is_prebuilt
 
-    os.environ.pop("SMDRUN_BUILD_ERROR", None)  # of an smdrun around this one
+    os.environ.pop("SMDRUN_BUILD_ERROR", None)  # from an enclosing smdrun
     if not Settings.from_environment().native:
         return
     try:
         library = build()
-        if not is_prebuilt(library):  # the ranks look where it is now: that had to be another folder, maybe
+        if not is_prebuilt(library):  # tell the ranks where it is, perhaps in a fallback folder
             os.environ["OPENSMD_CACHE_DIR"] = str(library.parent.parent)
     except BuildError as error:
         print(f"smdrun: {error}\nsmdrun: groups of the smddp backend will run over Gloo.", file=sys.stderr)

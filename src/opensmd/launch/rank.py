@@ -1,6 +1,6 @@
-"""The process of one rank: prepares it, runs the user's script as ``__main__``, reports its failure.
+"""The process of one rank: set it up, run the user's script as ``__main__``, report its failure.
 
-``smdrun`` starts this. It also serves other launchers, where a script needs ``--device cpu`` or pinning::
+``smdrun`` starts this. Other launchers can, too, if a script needs ``--device cpu`` or pinning::
 
     mpiexec -n 2 python -m opensmd.launch.rank --device cpu script.py
     torchrun --nproc-per-node 2 -m opensmd.launch.rank --bind script.py
@@ -30,12 +30,12 @@ from opensmd.launch.script import check_script, find_program
 
 __all__ = ["LAUNCHER", "main"]
 
-LAUNCHER = "SMDRUN_PID"  # set by smdrun: the process that shows this rank's reports
+LAUNCHER = "SMDRUN_PID"  # set by smdrun: the process id of whoever shows this rank's reports
 _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prepare this process as ``argv`` says and run the script; exit as the script does."""
+    """Prepare this process according to ``argv``, run the script, and exit like it."""
     options = _parse(sys.argv[1:] if argv is None else argv)
     own = os.getpid()
     under_smdrun = os.environ.get(LAUNCHER) == str(os.getppid())
@@ -85,7 +85,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> None:
-    """Run the script as Python itself would: its argv, its folder first on the path, as ``__main__``."""
+    """Run the script as Python itself would: with its argv, its folder first on the path, as ``__main__``."""
     sys.argv = [options.script, *options.args]
     if options.module:
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)
@@ -94,13 +94,13 @@ def _run(options: argparse.Namespace) -> None:
         check_script(options.script)
     except ValueError as error:
         raise SystemExit(f"smdrun: {error}") from None
-    if not sys.flags.safe_path:  # else the first place on the path is another's
+    if not sys.flags.safe_path:  # otherwise the first entry of the path is something else
         sys.path[0] = str(Path(options.script).resolve().parent)
     runpy.run_path(options.script, run_name="__main__")
 
 
 def _become(program: str, args: Sequence[str]) -> NoReturn:
-    """Go on as another program, which inherits the variables, the cores and who ends it."""
+    """Become another program, which inherits the variables, the cores and the launcher's control."""
     try:
         os.execv(find_program(program), [program, *args])
     except ValueError as error:
@@ -116,37 +116,37 @@ def _bind() -> None:
 
 
 def _speak_as_mpirun() -> None:
-    """Tell the place in Open MPI's words too: containers start scripts with mpirun, and some read them."""
+    """Set Open MPI's variables as well: containers start scripts with mpirun, and some scripts read them."""
     for theirs, ours in (("RANK", "RANK"), ("SIZE", "WORLD_SIZE")):
         os.environ.setdefault(f"OMPI_COMM_WORLD_{theirs}", os.environ[ours])
         os.environ.setdefault(f"OMPI_COMM_WORLD_LOCAL_{theirs}", os.environ[f"LOCAL_{ours}"])
 
 
 def _die_with_launcher() -> None:
-    """Ask the kernel to end this process when the launcher dies, however it dies."""
+    """Ask the kernel to end this process when the launcher dies, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _report(error: Exception, *, of_rank: bool) -> None:
-    """Hand the traceback to the launcher, which shows the first failure first; else print it as usual.
+    """Pass the traceback to the launcher, which shows the first failure first; otherwise print it as usual.
 
     Args:
-        error: that has come up to here.
-        of_rank: not of a process that the rank has forked.
+        error: the uncaught exception.
+        of_rank: whether it is the rank's own, not that of a process forked from it.
     """
     trace = _of_the_script(error.__traceback__)
-    # As the interpreter does for an exception that nobody caught.
+    # As the interpreter does for an uncaught exception.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     handed_over = of_rank and _leave_report(error, trace) and os.environ.get(LAUNCHER) == str(os.getppid())
-    # torch.distributed replaces the hook only to print its own rank prefix.
+    # torch.distributed replaces the hook only to add a prefix with the rank.
     custom = sys.excepthook is not sys.__excepthook__ and "torch.distributed" not in sys.excepthook.__module__
     if custom or not handed_over:
         sys.excepthook(type(error), error, trace)
 
 
 def _leave_report(error: BaseException, trace: TracebackType | None = None) -> bool:
-    """Write the report file that the launcher asked for; False if there is none to write."""
+    """Write the report file that the launcher asked for; return False if there is none."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     try:
         if path:
@@ -157,7 +157,7 @@ def _leave_report(error: BaseException, trace: TracebackType | None = None) -> b
 
 
 def _note_end() -> None:
-    """Let the launcher know when this rank had done what it was to do, in case others fail after it."""
+    """Tell the launcher when this rank had finished its work, in case others fail later."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     with contextlib.suppress(OSError):
         if path and os.environ.get(LAUNCHER) == str(os.getppid()):
@@ -165,7 +165,7 @@ def _note_end() -> None:
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of this file and of runpy, which are not the user's."""
+    """Return the traceback without the frames of this file and of runpy, which are not the user's."""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if name != __file__ and "runpy" not in name:

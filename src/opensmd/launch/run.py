@@ -1,9 +1,9 @@
-"""One job: prepare the host, hand the ranks to torch's elastic agent, show what they say, end what is left.
+"""One job: prepare the host, run the ranks with torch's elastic agent, show their output, end what is left.
 
 Steps: 1. ``preparation`` readies the host; 2. the agent starts ``opensmd.launch.rank`` for each rank and
-watches it; 3. when a rank fails or a signal comes, every process that the job has left is ended, also those
-whose parents are dead. Where smdrun itself is killed, a guardian does that, and removes what the job needs
-in the file system.
+    watches it; 3. when a rank fails or a signal comes, every remaining process of the job is ended, even
+    those whose parents are dead. If smdrun itself is killed, a guardian does that, and removes the job's
+    files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from opensmd.launch.output.log_files import LogFiles
 from opensmd.launch.output_folders import OutputFolders
 from opensmd.launch.preparation import prepare
 
-if TYPE_CHECKING:  # torch is imported once there is something to launch
+if TYPE_CHECKING:  # torch is imported only when there is something to launch
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -40,16 +40,16 @@ if TYPE_CHECKING:  # torch is imported once there is something to launch
 
 __all__ = ["run"]
 
-SHUTDOWN = 10  # seconds that ranks have between SIGTERM or Ctrl-C and SIGKILL
+SHUTDOWN = 10  # seconds that ranks get between SIGTERM or Ctrl-C and SIGKILL
 
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a job has ended.
+    """How a job ended.
 
     Attributes:
-        status: 0, or 1 or 128 + a signal where something else than a rank has ended it.
-        failures: of the ranks that have failed.
+        status: 0; or 1 or 128 + a signal if something other than a rank has ended the job.
+        failures: those of the ranks.
     """
 
     status: int = 0
@@ -61,7 +61,7 @@ def run(options: Options, folder: Path) -> int:
 
     Args:
         options: what the user asked for.
-        folder: for the job's own files; where this process is killed, the guardian removes it.
+        folder: for the job's own files; if this process is killed, the guardian removes it.
     """
     console = Console(prefix=options.prefix, log_files=LogFiles(options.log_dir))
     job = str(uuid.uuid4())
@@ -109,7 +109,7 @@ def _raise_at_signals() -> None:
 
 
 def _run_to_the_end(options: Options, logs: RankLogs, others: OtherHosts, console: Console) -> _Ending:
-    """Run all ranks; where no rank is to blame for the end of the job, say what is."""
+    """Run all ranks; if something other than a rank ended the job, say what."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
@@ -142,7 +142,7 @@ def _run_to_the_end(options: Options, logs: RankLogs, others: OtherHosts, consol
 def _explained(
     ending: _Ending, options: Options, logs: RankLogs, others: OtherHosts, console: Console
 ) -> int:
-    """Tell the user how the job has ended; return the exit status."""
+    """Tell the user how the job ended; return the exit status."""
     status, failures = ending.status, ending.failures
     if status > 128:
         why = ": nobody reads its output any more" * console.reader_left
@@ -162,7 +162,7 @@ def _explained(
 def _run_agents(
     options: Options, logs: RankLogs, others: OtherHosts | None, console: Console
 ) -> Mapping[int, ProcessFailure]:
-    """Run all ranks to their end; return how those have failed that have ended the job."""
+    """Run all ranks to their end; return the failures that have ended the job."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
@@ -193,8 +193,8 @@ def _run_agents(
 def _asks_for_cuda(failure: reports.Failure) -> bool:
     if failure.report is None:
         return False
-    # Accelerate divides by the number of devices when a SageMaker container's variables speak of smddp,
-    # and torch built for CUDA of a missing NVIDIA driver.
+    # Accelerate divides by the number of devices if a SageMaker container's variables name smddp, and torch
+    # built for CUDA complains about a missing NVIDIA driver.
     message = failure.report.message.lower()
     return "cuda" in message or "nvidia" in message or "device_count()" in failure.report.text
 

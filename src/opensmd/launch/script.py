@@ -1,4 +1,4 @@
-"""What ranks are to run, looked at before anything starts: a mistake there is one line, not one a rank."""
+"""Checking what ranks will run before anything starts, so that a mistake gives one line, not one per rank."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BINARY = b"\x7fELF"
 
 
 def check_script(script: str) -> None:
-    """See that Python can run ``script``: a file, or a folder or archive with a ``__main__``.
+    """Check that Python can run ``script``: a file, or a folder or archive with a ``__main__``.
 
     Raises:
-        ValueError: it is not there, or something else than Python has to run it.
+        ValueError: it does not exist, or needs something other than Python to run it.
     """
     path = Path(script)
     if script == "-" or path.is_fifo() or path.is_char_device():
@@ -46,7 +46,7 @@ def check_script(script: str) -> None:
 
 
 def _not_python(path: Path, first: bytes) -> str | None:
-    """What a file is that is no Python script, or None."""
+    """Return what a file is if it is not a Python script, or None."""
     if first.startswith(_BINARY):
         return "a program"
     if path.suffix == ".py":
@@ -59,10 +59,11 @@ def _not_python(path: Path, first: bytes) -> str | None:
 
 
 def check_module(name: str) -> None:
-    """See that there is a module to run with ``-m``; nothing of it is imported.
+    """Check that there is a module to run with ``-m``, without importing it.
 
     Raises:
-        ValueError: there is none, or the name is that of its file, which Python would run before it says so.
+        ValueError: there is none, or the name is that of its file, which Python would only report after
+            running it.
     """
     top = name.partition(".")[0]
     found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
@@ -73,7 +74,7 @@ def check_module(name: str) -> None:
 
 
 def find_program(name: str) -> str:
-    """The path of a program to run with ``--no-python``: on PATH, or a file from here.
+    """Return the path of a program to run with ``--no-python``, from PATH or relative to the current folder.
 
     Raises:
         ValueError: there is none that can be executed.

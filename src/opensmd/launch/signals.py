@@ -1,4 +1,4 @@
-"""The signals that end a job: SIGHUP, too, unless the caller ignores it, as ``nohup`` does."""
+"""The signals that end a job, including SIGHUP, unless the caller ignores that, as ``nohup`` does."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def ending() -> list[signal.Signals]:
-    """All, or all but SIGHUP. (A shell's background jobs ignore SIGINT, too, but nobody asked for that.)"""
+    """Return all, or all but SIGHUP. (Background jobs of a shell also ignore SIGINT, but not on request.)"""
     outlives_session = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in _ENDING if not (outlives_session and number == signal.SIGHUP)]
 
 
 def listen(stop: Callable[[int, FrameType | None], None]) -> None:
-    """Call ``stop`` at these signals, until torch's agent has ranks: it installs handlers of its own."""
+    """Call ``stop`` at these signals, until torch's agent has ranks and installs its own handlers."""
     for number in ending():
         signal.signal(number, stop)
 
 
 def ignore() -> None:
-    """The job is over: let nothing interrupt the tidying up."""
+    """Ignore these signals, because the job is over and nothing may interrupt the cleanup."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C before :func:`listen`, while torch is imported, end the command as it does afterwards."""
+    """Let Ctrl-C during the import of torch, before :func:`listen`, end the command as it does later."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
-"""Importing torch with the garbage collector at rest, which every process of a job starts sooner for.
+"""Importing torch without garbage collection, so that every process of a job starts faster.
 
-The import makes several hundred thousand objects that live as long as their process. Python's collector goes
-through all of them again and again while they are made, in every full collection later, and once more when
-the process ends: more than a quarter of what starting and ending a process with torch costs.
+The import creates several hundred thousand objects that live as long as the process. Python's collector would
+scan all of them repeatedly during the import, in every full collection later, and again when the process
+ends: more than a quarter of the cost of starting and ending a process with torch.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ NAME = "torch"
 
 
 def without_collector() -> None:
-    """Let the first ``import torch``, wherever it comes, run without collections, and exempt what it made.
+    """Run the first ``import torch``, wherever it comes, without collections, and exempt its objects.
 
-    Does nothing where torch has been imported already, or where the collector is switched off.
+    Does nothing if torch has already been imported or the collector is off.
     """
     if NAME not in sys.modules and gc.isenabled():
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    """Finds torch once, where it would be found without this."""
+    """Finds torch once, where Python would find it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The usual spec with a loader that rests the collector; None for every other module."""
+        """Return torch's usual spec with a loader that pauses the collector; None for every other module."""
         if fullname != NAME:
             return None
         sys.meta_path.remove(self)
@@ -46,17 +46,17 @@ class _Finder(MetaPathFinder):
 
 
 class _RestingLoader(Loader):
-    """Lets the usual loader do the work, and leaves no trace in the module."""
+    """Delegates to the usual loader, and leaves no trace in the module."""
 
     def __init__(self, usual: Loader) -> None:
         self._usual = usual
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """What the usual loader makes."""
+        """Create the module with the usual loader."""
         return self._usual.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import torch; then exempt from collections all objects that there are, if there are collections."""
+        """Import torch, then exempt all existing objects from collection, unless the collector is off."""
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._usual
         if not gc.isenabled():

@@ -1,4 +1,4 @@
-"""The ``smd`` command: what a user asks about a machine or a model without training on it.
+"""The ``smd`` command: answers about a machine or a model without training.
 
 Begin with ``cli``. Imports any package; none imports this.
 """

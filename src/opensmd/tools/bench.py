@@ -1,4 +1,4 @@
-"""``smd bench``: starts ranks that measure collectives of smddp against Gloo in turns, and print a table."""
+"""``smd bench``: starts ranks that measure collectives of smddp and Gloo in turns, and print a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opensmd.launch.run import run
 __all__ = ["COLLECTIVES", "bench"]
 
 SIZES = "4,1024,65536,1048576,16777216"
-# the names of bench_operations.OPERATIONS, without loading torch
+# the names in bench_operations.OPERATIONS, without loading torch
 COLLECTIVES = (
     "all_reduce",
     "all_gather",
@@ -34,11 +34,11 @@ COLLECTIVES = (
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="Time for each size and backend.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results for programs.")
 def bench(collectives: tuple[str, ...], ranks: int, sizes: str, seconds: float, as_json: bool) -> None:
-    """Measure COLLECTIVEs (default: all_reduce; "all" for all of them) of smddp against Gloo here.
+    """Compare COLLECTIVEs (default: all_reduce; "all" for all of them) of smddp and Gloo on this machine.
 
-    Medians of single calls on rank 0 with float32, the two backends taking turns in the same run. Bus
-    bandwidth is counted as nccl-tests does. Every case is checked first; the exit status is 1 if a result is
-    wrong. A quick look; the numbers in docs/benchmarks.md come from benchmarks/.
+    Times are medians of single calls on rank 0 with float32; the two backends take turns in the same run. Bus
+    bandwidth is counted as in nccl-tests. Every case is checked first; the exit status is 1 if a result is
+    wrong. This is for a quick look; the numbers in docs/benchmarks.md come from benchmarks/.
     """
     names = COLLECTIVES if "all" in collectives else collectives or ("all_reduce",)
     unknown = [name for name in names if name not in COLLECTIVES]

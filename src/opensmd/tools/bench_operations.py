@@ -1,8 +1,8 @@
-"""The collectives that ``smd bench`` measures: the call, what it must leave, and what it moves over the bus.
+"""The collectives that ``smd bench`` measures: the call, the expected result, and the bytes on the bus.
 
-The size of a case is that of the whole message: what is broadcast or reduced, gathered in the end, scattered,
-or exchanged with all. Bus bandwidth is counted as nccl-tests does, so that collectives can be compared: the
-bytes a second that the slowest connection has to carry at the least.
+The size of a case is that of the whole message: what is broadcast, reduced, gathered, scattered or exchanged.
+Bus bandwidth is counted as in nccl-tests, so that collectives can be compared: the bytes per second that the
+slowest connection must carry at least.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Group = dist.ProcessGroup | None
 
 
 class Buffers:
-    """A source and a target of float32, ``count`` elements each; a part of them belongs to each rank."""
+    """A source and a target of ``count`` float32 elements each, of which every rank owns a part."""
 
     def __init__(self, count: int, rank: int, size: int) -> None:
         self.count, self.rank, self.size = count, rank, size
         self.source, self.target = self.of_rank(rank), torch.zeros(count)
 
     def of_rank(self, rank: int) -> torch.Tensor:
-        """What a rank starts with: numbers so small that their sums are exact."""
+        """Return a rank's initial numbers, which are so small that their sums are exact."""
         return torch.arange(self.count, dtype=torch.float32) % 1000 + rank
 
     def reset(self) -> None:
-        """As they were before any call; calls in place find their input in the target."""
+        """Restore the state before any call; in-place calls find their input in the target."""
         self.source.copy_(self.of_rank(self.rank))
         self.target.copy_(self.source)
 
     def part(self, tensor: torch.Tensor, rank: int | None = None) -> torch.Tensor:
-        """The part of a rank (default: this one)."""
+        """Return the part of a rank (default: this one)."""
         return tensor.view(self.size, -1)[self.rank if rank is None else rank]
 
     def sum(self) -> torch.Tensor:
-        """The sum over all ranks' sources."""
+        """Return the sum of all ranks' sources."""
         return self.size * self.of_rank(0) + sum(range(self.size))
 
 
@@ -48,10 +48,10 @@ class Operation:
     """One collective.
 
     Attributes:
-        call: makes it over a group.
-        expected: what must be in ``result`` afterwards, None on ranks that get nothing.
-        result: where it is, default the whole target.
-        share: of the message that crosses the bus, by the number of ranks.
+        call: runs the collective on a group.
+        expected: what ``result`` must contain afterwards; None on ranks that get nothing.
+        result: where the result is; by default, the whole target.
+        share: the share of the message that crosses the bus, by the number of ranks.
     """
 
     call: Callable[[Buffers, Group], object]
@@ -61,11 +61,11 @@ class Operation:
 
     @property
     def in_parts(self) -> bool:
-        """Whether every rank has a part of the message, which is then as many times as large."""
+        """Whether every rank has a part of the message, which is then that many times larger."""
         return self.share is _all_but_own
 
     def wrong(self, buffers: Buffers) -> int:
-        """How many elements of the result are not what they must be."""
+        """Count the wrong elements of the result."""
         expected = self.expected(buffers)
         return 0 if expected is None else int((self.result(buffers) != expected).sum())
 
@@ -85,7 +85,7 @@ def _scatter(buffers: Buffers, group: Group) -> None:
 
 
 def _send_recv(buffers: Buffers, group: Group) -> None:
-    """To the next rank and from the one before, at the same time."""
+    """Send to the next rank and receive from the previous one, at the same time."""
     following, before = (buffers.rank + 1) % buffers.size, (buffers.rank - 1) % buffers.size
     sending = dist.isend(buffers.source, following, group=group)
     dist.recv(buffers.target, before, group=group)

@@ -1,4 +1,4 @@
-"""One rank of ``smd bench``: both backends in one process group world, measured in turns."""
+"""One rank of ``smd bench``: both backends in one world, measured alternately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opensmd.tools.bench_operations import OPERATIONS, Buffers, Group, Operation
 
 __all__ = ["Result", "as_lines", "main"]
 
-ROUNDS = 5  # turns that each backend gets at each size
+ROUNDS = 5  # turns of each backend at each size
 MOST_CALLS = 5000
 
 
@@ -27,8 +27,8 @@ class Result:
     Attributes:
         bytes: of the whole message, rounded up to whole elements for every rank.
         microseconds: of one call, the median on rank 0.
-        bus_gb_per_s: bus bandwidth, 10^9 bytes a second.
-        wrong: elements that were not what they must be, over all ranks.
+        bus_gb_per_s: bus bandwidth in 10^9 bytes per second.
+        wrong: the number of wrong elements on all ranks.
     """
 
     collective: str
@@ -40,7 +40,7 @@ class Result:
 
 
 def main() -> None:
-    """Measure what the command line says and print it on rank 0."""
+    """Measure what the command line requests and print it on rank 0."""
     work = json.loads(sys.argv[1])
     dist.init_process_group("smddp")
     groups: dict[str, Group] = {"gloo": dist.new_group(backend="gloo"), "smddp": dist.group.WORLD}
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def as_lines(results: list[Result]) -> list[str]:
-    """A table: a line a collective and size, times and bus bandwidths of both backends."""
+    """Return a table with a line per collective and size: times and bus bandwidths of both backends."""
     heads = ("bytes", "gloo us", "GB/s", "smddp us", "GB/s", "faster", "wrong")
     lines = [f"{'collective':<15}" + "".join(f"{head:>12}" for head in heads)]
     for gloo, smddp in zip(results[::2], results[1::2], strict=True):
@@ -72,7 +72,7 @@ def as_lines(results: list[Result]) -> list[str]:
 
 
 def measure(name: str, size: int, seconds: float, groups: dict[str, Group]) -> list[Result]:
-    """Every backend's result, in the order of ``groups``, which take turns."""
+    """Measure the backends of ``groups`` in turns; return their results in the same order."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     operation = OPERATIONS[name]
     step = ranks if operation.in_parts else 1
@@ -95,7 +95,7 @@ def measure(name: str, size: int, seconds: float, groups: dict[str, Group]) -> l
 
 
 def _wrong(operation: Operation, buffers: Buffers, group: Group) -> int:
-    """Call once and count wrong elements over all ranks."""
+    """Call once and count wrong elements on all ranks."""
     buffers.reset()
     operation.call(buffers, group)
     count = torch.tensor([operation.wrong(buffers)])
@@ -104,7 +104,7 @@ def _wrong(operation: Operation, buffers: Buffers, group: Group) -> int:
 
 
 def _calls(operation: Operation, buffers: Buffers, group: Group, seconds: float) -> int:
-    """How many calls fill a turn, the same on all ranks; warms up on the way."""
+    """Return how many calls fill a turn, the same number on all ranks; also warms up."""
     dist.barrier(group=group)
     start = time.perf_counter()
     for _ in range(3):

@@ -1,6 +1,6 @@
-"""What ``smd doctor`` looks at: one function a thing, each telling what is there and how to mend it.
+"""What ``smd doctor`` checks: one function per item, each saying what is there and how to fix it.
 
-A check asks the thing itself (makes the memory, loads the core) rather than guess from versions.
+A check tries the thing itself (creates the memory, loads the core) rather than guess from versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opensmd.launch import affinity
 
 __all__ = ["CHECKS", "Finding"]
 
-ENOUGH_SHM = 256 << 20  # bytes of /dev/shm below which large groups may have to look for other memory
+ENOUGH_SHM = 256 << 20  # bytes of /dev/shm below which large groups may have to use other memory
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def check_torch() -> Finding:
 
 
 def check_compiler() -> Finding:
-    """A C++ compiler and Python's headers, which the native core is built with unless it came prebuilt."""
+    """A C++ compiler and Python's headers, which are needed unless the native core came prebuilt."""
     from opensmd.native.errors import BuildError
     from opensmd.native.prebuilt import find_prebuilt
     from opensmd.native.toolchain import find_compiler
@@ -72,14 +72,14 @@ def check_compiler() -> Finding:
 
 
 def check_core() -> Finding:
-    """The native core: built if need be, and loaded."""
+    """The native core: built if needed, and loaded."""
     from opensmd.native import build
 
     try:
         library = build.build()
         build.load()
     except build.BuildError as error:
-        # what the compiler's own finding says already is not said again
+        # do not repeat what the compiler's own finding says
         mend = "first the compiler, see above" if check_compiler().state == "bad" else str(error)
         return Finding("native core", "bad", "not usable; Gloo, much slower, stands in", mend)
     return Finding("native core", "good", str(library))
@@ -99,7 +99,7 @@ def check_shm(path: str = "/dev/shm") -> Finding:
 
 
 def check_memfd() -> Finding:
-    """Shared memory without a name, which nothing can leave behind."""
+    """Shared memory without a name, which cannot be left behind."""
     if not hasattr(os, "memfd_create"):
         return Finding("memfd", "bad", "this system has no memfd_create", "use Linux 3.17 or newer")
     try:
@@ -127,7 +127,7 @@ def check_watching() -> Finding:
 
 
 def check_cores() -> Finding:
-    """How many cores this process may use, by mask and by quota."""
+    """The number of cores this process may use, by mask and by quota."""
     cpus, cores = affinity.allowed_cpus(), affinity.local_cores()
     text = f"{_count(len(cores), 'core')}, {len(cpus)} of {_count(os.cpu_count() or 1, 'cpu')} allowed"
     quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
@@ -143,7 +143,7 @@ def check_cores() -> Finding:
 
 
 def cpu_quota(path: Path) -> float | None:
-    """How many cpus' worth of time a control group may use, None without a limit."""
+    """Return how many cpus' worth of time a control group may use; None without a limit."""
     try:
         quota, period = path.read_text().split()
     except (OSError, ValueError):
@@ -175,7 +175,7 @@ def check_mpi() -> Finding:
 
 
 def check_network() -> Finding:
-    """The loopback that ranks of one host meet on, and this host's own name."""
+    """The loopback on which ranks of one host meet, and this host's own name."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -189,7 +189,7 @@ def check_network() -> Finding:
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
-    except (OSError, UnicodeError):  # Python encodes no name that DNS could not have
+    except (OSError, UnicodeError):  # Python cannot encode names that DNS cannot have
         return Finding(
             "network",
             "note",

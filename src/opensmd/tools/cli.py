@@ -1,4 +1,4 @@
-"""``smd``: a group of commands, each loaded only when it is called, so that ``smd --help`` is instant."""
+"""``smd``: a group of commands, each loaded only when called, so that ``smd --help`` is instant."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ __all__ = ["main"]
 # name: (module, attribute, one line of help)
 _COMMANDS = {
     "bench": ("opensmd.tools.bench", "bench", "Measure collectives of smddp against Gloo on this machine."),
-    "convert": ("opensmd.tools.convert", "convert", "Write the model of a checkpoint in another format."),
-    "doctor": ("opensmd.tools.doctor", "doctor", "Say what this machine has, and how to add what it lacks."),
+    "convert": ("opensmd.tools.convert", "convert", "Convert the model of a checkpoint to another format."),
+    "doctor": (
+        "opensmd.tools.doctor",
+        "doctor",
+        "Check what this machine has, and say how to add what is missing.",
+    ),
     "timeline": (
         "opensmd.tools.timeline",
         "timeline",
-        "Make a trace and a page of what a job's ranks recorded under OPENSMD_TIMELINE.",
+        "Turn what a job's ranks recorded under OPENSMD_TIMELINE into a trace and a page.",
     ),
     "plan": ("opensmd.tools.plan", "plan", "Show how a model would be partitioned."),
     "plan comm": ("opensmd.tools.plan_comm", "comm", "Predict how long gradients take between hosts."),
@@ -24,14 +28,14 @@ _COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """Imports a command's module when the command is wanted."""
+    """Imports a command's module when the command is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command's name."""
+        """Return every command's name."""
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command itself, or None if there is none of that name."""
+        """Return the command, or None if there is none of that name."""
         if cmd_name not in _COMMANDS:
             return None
         module, attribute, _ = _COMMANDS[cmd_name]
@@ -42,7 +46,7 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with commands of two words."""
+        """Resolve like click, but also commands of two words."""
         two = " ".join(args[:2])
         return super().resolve_command(ctx, [two, *args[2:]] if two in _COMMANDS else args)
 
@@ -55,7 +59,7 @@ class _Lazy(click.Group):
 @click.command(cls=_Lazy)
 @click.version_option(package_name="opensmd")
 def main() -> None:
-    """OpenSMD's tools. Training is started with smdrun."""
+    """OpenSMD's tools. To start training, use smdrun."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``smd convert``: a model's checkpoint in another format, without starting any rank."""
+"""``smd convert``: converting a model's checkpoint without starting any rank."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["convert"]
 )  # fmt: skip
 @click.option("--dtype", help="Of floating-point tensors, such as bfloat16; default: as they are.")
 def convert(source: Path, target: Path, *, dtype: str | None, **options: Any) -> None:
-    """Write the model of a checkpoint in another format.
+    """Convert the model of a checkpoint to another format.
 
-    SOURCE is a folder of smp.save_checkpoint (partial checkpoints of any degrees are put together), a file
-    that torch.save or smp.save(partial=False) wrote, a file or folder of safetensors, or a folder of
-    torch.distributed.checkpoint. TARGET is the file (torch) or folder (safetensors, dcp) to make. Only one
+    SOURCE is a folder of smp.save_checkpoint (partial checkpoints of any degrees are merged), a file that
+    torch.save or smp.save(partial=False) wrote, a file or folder of safetensors, or a folder of
+    torch.distributed.checkpoint. TARGET is the file (torch) or folder (safetensors, dcp) to create. Only one
     layer's tensors are in memory at a time; the disk needs room for the target twice.
     """
     import torch

@@ -1,6 +1,6 @@
-"""``smd doctor``: the checks as a list, and an exit status of 1 if something is missing.
+"""``smd doctor``: a list of checks, and exit status 1 if something is missing.
 
-Every finding is one line, however long, so that paths and commands can be copied as they are.
+Every finding is one line, however long, so that paths and commands can be copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARKS = {"good": ("ok", "green"), "note": ("note", "yellow"), "bad": ("mend", "
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a list of findings for programs.")
 def doctor(as_json: bool) -> None:
-    """Say what this machine has, and how to add what it lacks. Builds the native core if need be."""
+    """Check what this machine has, and say how to add what is missing. Builds the native core if needed."""
     findings = [check() for check in CHECKS]
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
@@ -33,13 +33,13 @@ def doctor(as_json: bool) -> None:
 
 
 def as_lines(findings: Sequence[Finding]) -> list[str]:
-    """A line for what is there, and one below it for what to do."""
+    """Return one line per finding, and one below it for what to do."""
     width = max(len(finding.what) for finding in findings)
     lines = []
     for finding in findings:
         mark, colour = _MARKS[finding.state]
         lines.append(f"{click.style(f'{mark:4}', fg=colour)}  {finding.what:{width}}  {finding.text}")
-        # of several lines, a compiler's words for example, each is shown below the other
+        # several lines, such as a compiler's output, go below each other
         lines += [f"{'':4}  {'':{width}}  to do: {finding.mend.splitlines()[0]}"] if finding.mend else []
         lines += [f"{'':4}  {'':{width}}         {line}" for line in finding.mend.splitlines()[1:]]
     return lines

@@ -1,4 +1,4 @@
-"""GPT-like models of known sizes on the meta device, which take no memory: targets of ``smd plan``.
+"""GPT-like models of known sizes on the meta device, which take no memory, for ``smd plan``.
 
 smd plan opensmd.tools.gpt_like:gpt_175b --partitions 8 --tensor 8 --replicas 4 --precision bf16
 """
@@ -16,7 +16,7 @@ Planned = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class GPTLayer(nn.Module):
-    """Attention and a perceptron, each behind a norm and beside a residual.
+    """Attention and a perceptron, each after a norm and with a residual.
 
     Args:
         hidden: width.
@@ -31,7 +31,7 @@ class GPTLayer(nn.Module):
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output, of the shape of ``x``: batch, words, hidden."""
+        """Return the layer's output, with the shape of ``x``: batch, tokens, hidden."""
         parts = self.query_key_value(self.ln_1(x)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -41,7 +41,7 @@ class GPTLayer(nn.Module):
 
 
 class GPTLike(nn.Module):
-    """Embeddings, layers, and a head that shares its weight with the words' embedding.
+    """Embeddings, layers, and a head that shares its weight with the token embedding.
 
     Args:
         layers, hidden, heads: sizes.
@@ -55,7 +55,7 @@ class GPTLike(nn.Module):
         self.head.weight = self.words.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The loss of predicting each word of ``ids`` (batch, words) from those before."""
+        """Return the loss of predicting each token of ``ids`` (batch, tokens) from those before it."""
         places = torch.arange(ids.shape[1], device=ids.device)
         logits = self.head(self.norm(self.layers(self.words(ids) + self.positions(places))))
         loss: Tensor = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())

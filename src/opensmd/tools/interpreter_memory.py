@@ -1,4 +1,4 @@
-"""What a rank's process has of its own beside tensors: interpreter and libraries, after a dry run."""
+"""The memory of a rank's process besides tensors, for interpreter and libraries, after a dry run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["interpreter_bytes", "own_bytes"]
 
 
 def interpreter_bytes(model: nn.Module) -> int:
-    """:func:`own_bytes` without the tensors of ``model``."""
+    """Return :func:`own_bytes` minus the tensors of ``model``."""
     return max(0, own_bytes() - _bytes_of(model))
 
 
 def own_bytes() -> int:
-    """Bytes of this process's own, without files and what it shares; 0 where the system does not tell.
+    """Return this process's private bytes, without files and shared memory; 0 if the system does not say.
 
-    What has been freed is given back to the system first.
+    Freed memory is first returned to the system.
     """
     gc.collect()
     return anonymous_bytes() if give_back_freed() else 0

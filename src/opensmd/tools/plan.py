@@ -35,44 +35,53 @@ SHOWN = 6  # strategies
 @click.option(
     "--optimizer-bytes", default=2.0, show_default=True, help="Bytes of state per byte of parameters."
 )
-@click.option("--tensor", type=click.IntRange(1), default=1, show_default=True, help="Ranks of a stage.")
-@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Of the model.")
+@click.option("--tensor", type=click.IntRange(1), default=1, show_default=True, help="Ranks per stage.")
+@click.option(
+    "--replicas", type=click.IntRange(1), default=1, show_default=True, help="Replicas of the model."
+)
 @click.option(
     "--sharded",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Replicas that share out parameters, gradients and the optimizer's state.",
+    help="Replicas that share parameters, gradients and optimizer state.",
 )
-@click.option("--shard-optimizer", is_flag=True, help="All replicas share out the optimizer's state.")
-@click.option("--hosts", type=click.IntRange(1), default=1, show_default=True, help="On which the ranks are.")
+@click.option("--shard-optimizer", is_flag=True, help="Let all replicas share the optimizer state.")
+@click.option("--hosts", type=click.IntRange(1), default=1, show_default=True, help="Hosts for the ranks.")
 @click.option(
-    "--link", type=click.FloatRange(0, min_open=True), metavar="GBIT", help="Of a host, with --hosts."
+    "--link",
+    type=click.FloatRange(0, min_open=True),
+    metavar="GBIT",
+    help="Speed of a host's link, with --hosts.",
 )
 @click.option("--precision", type=click.Choice(["fp32", "fp16", "bf16"]), default="fp32", show_default=True)
-@click.option("--auto", "ranks", type=click.IntRange(1), metavar="RANKS", help="Choose how to use this many.")
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples, with --auto.")
-@click.option("--memory", type=click.FloatRange(0), metavar="GIB", help="Of a rank, with --auto.")
+@click.option(
+    "--auto", "ranks", type=click.IntRange(1), metavar="RANKS", help="Choose how to use this many ranks."
+)
+@click.option(
+    "--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples per step, with --auto."
+)
+@click.option("--memory", type=click.FloatRange(0), metavar="GIB", help="Memory of a rank, with --auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(target: str, *, ranks: int | None, batch: int, memory: float | None, **options: Any) -> None:
     """Show the plan, the memory of each rank and the predicted bubble for a model.
 
     MODULE:FACTORY names a function without arguments. It returns (model, call), where call() runs forward and
     loss of one microbatch; or (model, inputs), where inputs are the positional arguments (a tuple) or keyword
-    arguments (a dict) of the model's forward; or the model alone, which is then planned by the sizes of its
-    parameters. Unless --times is given, nothing is computed, and a model on the meta device takes no memory:
+    arguments (a dict) of the model's forward; or just the model, which is then planned by the sizes of its
+    parameters. Without --times, nothing is computed, and a model on the meta device takes no memory:
     opensmd.tools.gpt_like has gpt_175b and gpt_1t.
 
     The last table shows what each rank keeps with --tensor, --replicas, --sharded and --precision; the model
-    is given in FP32. Resident memory is the live memory and the interpreter's, taken from this process, and a
-    sixteenth of the tensors, which is kept for the next step.
+    itself must be in FP32. Resident memory is the live memory, the interpreter's (taken from this process),
+    and a sixteenth of the tensors, which is kept for the next step.
 
-    With --hosts, ranks are placed in order, as many on each host, and tensors between stages of different
-    hosts go over links of --link Gbit/s (8 by default).
+    With --hosts, ranks are placed in order, equally many on each host, and tensors between stages on
+    different hosts go over links of --link Gbit/s (8 by default).
 
-    With --auto, the factory's step is that of a whole batch of --batch samples. Partitions, replicas,
-    schedule, microbatches and activation checkpoints are chosen for RANKS ranks with --memory each. The
-    choice and the next best are shown, with what is predicted of them.
+    With --auto, the factory's step must run a whole batch of --batch samples. Partitions, replicas, schedule,
+    microbatches and activation checkpoints are chosen for RANKS ranks with --memory each. The choice and the
+    next best are shown with their predictions.
     """
     wanted = _Wanted(**options)
     sharing = wanted.sharing()
@@ -85,7 +94,7 @@ def plan(target: str, *, ranks: int | None, batch: int, memory: float | None, **
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The options of the command, but for those of ``--auto``."""
+    """The options of the command, except those of ``--auto``."""
 
     partitions: int
     microbatches: int
@@ -105,21 +114,21 @@ class _Wanted:
 
     @property
     def weight(self) -> float:
-        """How much memory counts beside time."""
+        """The weight of memory relative to time."""
         if self.memory_weight is not None:
             return self.memory_weight
         return 0.2 if self.optimize == "speed" else 0.8
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are in all replicas together."""
+        """The number of ranks in all replicas."""
         return self.partitions * self.tensor * self.replicas
 
     def links(self, ranks: int, partitions: int, tensor: int = 1) -> Links:
-        """Between so many stages of so many ranks.
+        """The links between the stages.
 
         Raises:
-            click.BadParameter: these cannot be shared out among the hosts.
+            click.BadParameter: the ranks cannot be divided among the hosts.
         """
         from opensmd.modelparallel.dry_run.timing.stage_links import stage_links
         from opensmd.modelparallel.ranks.grid import RankGrid
@@ -134,10 +143,10 @@ class _Wanted:
         return stage_links(HostGrid(RankGrid(ranks, partitions, tensor), hosts), given)
 
     def sharing(self) -> Sharing:
-        """What ranks share out.
+        """What ranks share.
 
         Raises:
-            click.BadParameter: they cannot.
+            click.BadParameter: the ranks cannot share it.
         """
         from opensmd.modelparallel.planning.rank_bytes import Sharing
 
@@ -155,7 +164,7 @@ class _Wanted:
 
 
 def _traced(target: str, *, times: bool) -> tuple[nn.Module, ModelTrace]:
-    """The factory's model, and what is known of it."""
+    """Return the factory's model, and what is known about it."""
     from opensmd.modelparallel.dry_run.capture import capture
     from opensmd.modelparallel.dry_run.module_tree import describe
 
@@ -197,7 +206,7 @@ def _print_tables(made: Plan, wanted: _Wanted, sharing: Sharing, interpreter: in
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 120)  # a pipe or a file has no width of its own
+    return Console(width=None if sys.stdout.isatty() else 120)  # pipes and files have no width
 
 
 def _load(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:

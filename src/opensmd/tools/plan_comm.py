@@ -25,12 +25,16 @@ HOSTS = (2, 4, 8, 16, 64, 256, 1000, 10_000)
 @click.option(
     "--link", default=10.0, show_default=True, metavar="GBIT", help="Of a host, per second, each way."
 )
-@click.option("--payload", default=0.95, show_default=True, help="Share of it that is not headers.")
+@click.option("--payload", default=0.95, show_default=True, help="Share of the link that is not headers.")
 @click.option("--delay", default=20.0, show_default=True, metavar="US", help="Of a message, one way.")
-@click.option("--memory", default=5.0, show_default=True, metavar="GB", help="all_reduce on a host.")
-@click.option("--sockets", default=2.0, show_default=True, metavar="GB", help="A rank sends or receives.")
-@click.option("--coding", default=2.0, show_default=True, metavar="GB", help="A rank compresses or expands.")
-@click.option("--message", default=5.0, show_default=True, metavar="US", help="Time a rank needs for one.")
+@click.option("--memory", default=5.0, show_default=True, metavar="GB", help="Speed of all_reduce on a host.")
+@click.option(
+    "--sockets", default=2.0, show_default=True, metavar="GB", help="Speed at which a rank sends or receives."
+)
+@click.option(
+    "--coding", default=2.0, show_default=True, metavar="GB", help="Speed at which a rank codes or decodes."
+)
+@click.option("--message", default=5.0, show_default=True, metavar="US", help="Time per message of a rank.")
 @click.option("--bucket", default=25.0, show_default=True, metavar="MIB", help="DDP's bucket_cap_mb.")
 @click.option("--json", "as_json", is_flag=True, help="Print the predictions as JSON.")
 def comm(
@@ -51,13 +55,12 @@ def comm(
 ) -> None:
     """Predict how long the gradients of one backward pass take between hosts.
 
-    Their size is given by --gradients, or is that of the model which MODULE:FACTORY returns, as for `smd
-    plan`. The prediction compares a ring of all ranks (Gloo's), a reduce and a broadcast over a tree of
-    hosts, what smddp does, and the same with numbers compressed between hosts. Nothing runs;
-    docs/algorithms.md says what is assumed.
+    Give their size with --gradients, or a model with MODULE:FACTORY, as for `smd plan`. The prediction
+    compares a ring of all ranks (Gloo's), reduce and broadcast over a tree of hosts, smddp's algorithm, and
+    the same with compression between hosts. Nothing runs; docs/algorithms.md lists the assumptions.
 
-    Speeds are decimal: --memory 5 is 5e9 bytes a second. Measure that of a host with `smd bench`: bytes of a
-    large all_reduce over its time.
+    Speeds are decimal: --memory 5 is 5e9 bytes per second. Measure it on a host with `smd bench`: the bytes
+    of a large all_reduce divided by its time.
     """
     nbytes = _gradient_bytes(target, gradients)
     try:

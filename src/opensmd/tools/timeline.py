@@ -1,4 +1,4 @@
-"""``smd timeline``: the trace and the page of a job that another launcher than smdrun has started."""
+"""``smd timeline``: the trace and the page of a job that a launcher other than smdrun has started."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["timeline"]
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def timeline(folder: Path) -> None:
-    """Make trace.json and timeline.html in FOLDER from what each rank left there.
+    """Create trace.json and timeline.html in FOLDER from what the ranks recorded there.
 
-    Ranks record when OPENSMD_TIMELINE names a folder. smdrun --timeline does both.
+    Ranks record if OPENSMD_TIMELINE names a folder. smdrun --timeline does both.
     """
     try:
         for path in write_results(folder):

@@ -1,6 +1,6 @@
-"""The hosts of a job whose replicas come and go: each has whole replicas, and host 0 serves the job's store.
+"""The hosts of an elastic job: each has whole replicas, and host 0 serves the job's store.
 
-Its smdrun therefore stays until those of the others have ended or are heard no more.
+So host 0's smdrun stays until those of the others have ended or gone silent.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from opensmd.launch.stores.meeting import meeting_store
 
 __all__ = ["HostPlace", "HostsOfReplicas"]
 
-ANSWER, START = timedelta(seconds=60), timedelta(seconds=900)  # of the store; for all hosts to begin
+ANSWER, START = (
+    timedelta(seconds=60),
+    timedelta(seconds=900),
+)  # for the store to answer; for all hosts to start
 BEAT_EVERY = 1.0  # seconds
-SILENCE = 60.0  # seconds after which a host that says nothing is taken for lost
-FAREWELL = 15.0  # seconds that host 0 serves the store when the job is over
+SILENCE = 60.0  # seconds without a word after which a host counts as lost
+FAREWELL = 15.0  # seconds that host 0 serves the store after the job
 
 
 @dataclass(frozen=True)
 class HostPlace:
-    """Where this smdrun is among those of its job.
+    """The position of this smdrun among those of its job.
 
     Attributes:
-        number: of this host, of so many.
-        count: of hosts.
+        number: of this host.
+        count: the number of hosts.
         address: of host 0, as the others know it.
-        port: there; 0 takes a free one, for a single host.
+        port: on host 0; 0 takes a free one, for a single host.
     """
 
     number: int = 0
@@ -40,17 +43,17 @@ class HostPlace:
 
 
 class HostsOfReplicas:
-    """This host's part among those of the job.
+    """This host's part in the job.
 
     Args:
-        place: of this host.
+        place: this host's position.
 
     Attributes:
         store: of the job.
         address: where ranks reach it.
 
     Raises:
-        DistError: host 0 does not serve the store in time, or cannot: the port is taken.
+        DistError: host 0 does not serve the store in time, or cannot because the port is taken.
     """
 
     def __init__(self, place: HostPlace) -> None:
@@ -63,26 +66,26 @@ class HostsOfReplicas:
         self._notes = PrefixStore("hosts", served)
         self._others = [number for number in range(place.count) if number != place.number]
         self._beaten = 0.0
-        self._heard: dict[int, tuple[int, float]] = {}  # how often a host has been heard, and when last
+        self._heard: dict[int, tuple[int, float]] = {}  # per host, how often it has been heard, and when last
 
     def beat(self) -> None:
-        """Say now and then that this host is there."""
+        """Signal from time to time that this host is alive."""
         if self._others and time.monotonic() - self._beaten > BEAT_EVERY:
             self._beaten = time.monotonic()
             self._notes.add(f"alive/{self._place.number}", 1)
 
     def has_no_replica_left(self) -> None:
-        """Say that all replicas of this host have ended for good."""
+        """Tell the others that all replicas of this host have ended for good."""
         self._notes.set(f"ended/{self._place.number}", "")
 
     def others_have_replicas(self) -> bool:
-        """Whether another host goes on, as far as it is heard."""
+        """Whether another host is still running, as far as can be heard."""
         return any(
             not self._notes.check([f"ended/{number}"]) and not self._silent(number) for number in self._others
         )
 
     def leave(self) -> None:
-        """Use the store no more; on host 0, wait for the others to say so."""
+        """Stop using the store; on host 0, wait until the others have."""
         self._notes.set(f"left/{self._place.number}", "")
         end = time.monotonic() + FAREWELL
         while self._place.number == 0 and time.monotonic() < end:

@@ -1,7 +1,7 @@
-"""An agent of torch's for each replica: one whose rank dies ends and restarts its own ranks, and no others.
+"""One torch agent per replica: when a rank dies, only its replica's ranks are ended and restarted.
 
-The agents of a host's replicas run in threads of its smdrun. Each says in the job's store when an attempt
-of its replica has ended, which is when no process of it is left, so that the others need not wait for it.
+The agents of a host's replicas run in threads of its smdrun. When an attempt of its replica has ended and
+none of its processes is left, an agent says so in the job's store, so that the others need not wait for it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ __all__ = ["JobEndedByRanksError", "Launch", "ReplicaAgents"]
 
 LOOK_EVERY = 0.05  # seconds
 
-# Runs one replica's agent to its end, given what to call before each attempt, and what places its ranks.
+# Runs one replica's agent, given what to call before each attempt, and what places its ranks.
 Launch = Callable[[Callable[[], None], Place], None]
 
 
 class JobEndedByRanksError(RuntimeError):
-    """The ranks have found that the job cannot go on."""
+    """The ranks have found that the job cannot continue."""
 
 
 class ReplicaAgents:
-    """Runs this host's replicas of a job, and says what becomes of them.
+    """Runs this host's replicas of a job, and reports what becomes of them.
 
     Args:
-        replicas: how many there are on all hosts, each with as many.
-        size: ranks of each.
-        max_restarts: of each.
-        launch: runs one.
-        console: for what becomes of them.
-        host: this one.
+        replicas: the number of replicas on all hosts, which have equal shares.
+        size: ranks per replica.
+        max_restarts: per replica.
+        launch: runs one replica.
+        console: for reports on the replicas.
+        host: this host.
 
     Raises:
         DistError: host 0 is not reached in time.
@@ -61,19 +61,19 @@ class ReplicaAgents:
         self._hosts = HostsOfReplicas(host)
         self._store = ReplicaStore(self._hosts.store)
         self._attempts = dict.fromkeys(self._here, 0)
-        self._failures: dict[int, dict[int, ProcessFailure]] = {}  # of replicas that have ended badly
+        self._failures: dict[int, dict[int, ProcessFailure]] = {}  # of replicas that have failed
         self._errors: list[BaseException] = []
         self._ended = 0
 
     def run(self) -> dict[int, ProcessFailure]:
-        """Run all to their end.
+        """Run all replicas to their end.
 
         Returns:
-            The failures of ranks of this host, if no replica of any host has come to its end.
+            The failures of this host's ranks, if no replica on any host has finished.
 
         Raises:
-            JobEndedByRanksError: they have found that it cannot go on.
-            BaseException: what a signal's handler has raised here, or an agent.
+            JobEndedByRanksError: the ranks have found that the job cannot continue.
+            BaseException: what a signal handler has raised here, or an agent.
         """
         threads = [
             threading.Thread(target=self._run_one, args=(number,), name=f"replica-{number}", daemon=True)
@@ -110,7 +110,7 @@ class ReplicaAgents:
             self._store.end(FINISHED)
         except ChildFailedError as error:
             self._failures[number] = {first + rank: each for rank, each in error.failures.items()}
-        except BaseException as error:  # a thread has nobody above it
+        except BaseException as error:  # nothing above a thread would see it
             self._errors.append(error)
             end = f"could not be {'restarted' if self._attempts[number] > 1 else 'started'} ({error})"
         self._ended += 1
@@ -122,7 +122,7 @@ class ReplicaAgents:
         return self._ended < len(self._here) or self._hosts.others_have_replicas()
 
     def _before_attempt(self, number: int) -> None:
-        """Said once more for each restart, which comes when no process of the last attempt is left."""
+        """Announce each restart, which comes when no process of the last attempt is left."""
         attempt = self._attempts[number]
         self._attempts[number] += 1
         if attempt == 0:

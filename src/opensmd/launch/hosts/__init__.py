@@ -1,4 +1,4 @@
-"""One command that starts smdrun on several hosts over ssh, and ends all that it has started.
+"""Starting smdrun on several hosts over ssh with one command, and ending all that it has started.
 
 Begin with ``driver`` (here) and ``member`` (what ssh starts on each host). ``host_list`` and ``order`` are
 pure. Imports ``environment`` and the launcher's files around this folder.

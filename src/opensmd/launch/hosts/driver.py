@@ -1,7 +1,7 @@
-"""Runs smdrun on several hosts at once: starts it, shows what all of them say, and ends all when one fails.
+"""Running smdrun on several hosts: start all, show their output, and end all when one fails.
 
-Every host's smdrun has the same job to do under its own number. What it writes comes whole lines at a time,
-with the ranks in front, as it has put them there.
+Every host's smdrun runs the same job under its own number. Its output arrives in whole lines that already
+have the rank in front.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from opensmd.launch.output.explanation import FAILED_ELSEWHERE
 __all__ = ["SSH", "HostsJob", "run_on_hosts"]
 
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15"
-AFTER_A_FAILURE = 15.0  # seconds in which the other hosts may end by themselves, and say why
-SHUTDOWN = 20.0  # seconds that a host has to end its ranks
+AFTER_A_FAILURE = 15.0  # seconds for the other hosts to end by themselves and say why
+SHUTDOWN = 20.0  # seconds for a host to end its ranks
 _SSH_FAILED = 255
 _OWN_LINE = b"smdrun: "
 
@@ -44,12 +44,12 @@ class HostsJob:
 
     Attributes:
         hosts: all of them; host 0 comes first.
-        options: of each host's smdrun, without its place among them.
-        script: with its arguments.
+        options: of each host's smdrun, without its position.
+        script: the script with its arguments.
         master_addr: of host 0, as the others know it.
-        master_port: there.
-        ssh: the command that reaches a host; its name and a line for its shell are added.
-        timeline: folder on this host for what the ranks of all hosts record; it exists.
+        master_port: on host 0.
+        ssh: the command that reaches a host; the host's name and a shell command are appended.
+        timeline: an existing folder on this host for what the ranks of all hosts record.
     """
 
     hosts: Sequence[Host]
@@ -70,14 +70,14 @@ class _Connection:
     ended: float | None = None
 
     def hang_up(self) -> None:
-        """End the job there: its smdrun ends with its input."""
+        """End the job on this host: its smdrun ends with its input."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
 
 class _Output:
-    """The standard streams of this process, for lines from several threads."""
+    """The standard streams of this process, shared by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -123,7 +123,7 @@ def run_on_hosts(job: HostsJob) -> int:
 
 
 def _variables() -> dict[str, str]:
-    """What all hosts have in their environments; the job has a secret in any case."""
+    """Return variables for all hosts; the job gets a secret in any case."""
     secret = job_secret.given(os.environ) or secrets.token_hex(32)
     return {**forwarded(os.environ), job_secret.VARIABLE: secret}
 
@@ -141,7 +141,7 @@ def _connect(job: HostsJob, number: int, variables: dict[str, str], output: _Out
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for this process alone
+        start_new_session=True,  # Ctrl-C is only for this process
     )
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     connection = _Connection(host, process)
@@ -149,14 +149,14 @@ def _connect(job: HostsJob, number: int, variables: dict[str, str], output: _Out
         reader = threading.Thread(target=_forward, args=(connection, source, out, output), daemon=True)
         reader.start()
         connection.readers.append(reader)
-    with contextlib.suppress(BrokenPipeError):  # its exit status tells
+    with contextlib.suppress(BrokenPipeError):  # the exit status will tell
         process.stdin.write(order.to_line())
         process.stdin.flush()
     return connection
 
 
 def _forward(connection: _Connection, source: BinaryIO, out: TextIO, output: _Output) -> None:
-    """Show whole lines; what a host's smdrun says itself, with the host's name."""
+    """Show whole lines, prefixed with the host's name if they come from its smdrun."""
     for line in source:
         whole = line if line.endswith(b"\n") else line + b"\n"
         if whole.startswith(_OWN_LINE):
@@ -166,7 +166,7 @@ def _forward(connection: _Connection, source: BinaryIO, out: TextIO, output: _Ou
 
 
 def _wait(connections: Sequence[_Connection], received: Sequence[int], output: _Output) -> None:
-    """Until all have ended, a signal has come, nobody reads any more, or others had time after a failure."""
+    """Wait until all have ended, a signal comes, the reader leaves, or the time after a failure is up."""
     while not received and not output.reader_left:
         now = time.monotonic()
         for connection in connections:
@@ -175,14 +175,14 @@ def _wait(connections: Sequence[_Connection], received: Sequence[int], output: _
         ended = [connection for connection in connections if connection.ended is not None]
         failed = [one.ended for one in ended if one.process.returncode and one.ended is not None]
         if any(one.process.returncode == _SSH_FAILED for one in ended):
-            return  # the others could only wait for a host that never came
+            return  # the others would only wait for a host that never came
         if len(ended) == len(connections) or (failed and now - min(failed) > AFTER_A_FAILURE):
             return
         time.sleep(0.05)
 
 
 def _end(connections: Sequence[_Connection]) -> None:
-    """Hang up, give all hosts time to end their ranks, and show what they still say."""
+    """Hang up, give all hosts time to end their ranks, and show their remaining output."""
     for connection in connections:
         connection.hang_up()
     deadline = time.monotonic() + SHUTDOWN
@@ -193,7 +193,7 @@ def _end(connections: Sequence[_Connection]) -> None:
             connection.process.kill()
             connection.process.wait()
         for reader in connection.readers:
-            reader.join(1.0)  # what a host has left behind may hold the other end
+            reader.join(1.0)  # leftovers on a host may hold the other end
 
 
 def _working_folder() -> str:
@@ -201,7 +201,7 @@ def _working_folder() -> str:
 
 
 def _fetch_timeline(job: HostsJob, folder: Path, output: _Output) -> None:
-    """Bring what all hosts have recorded into ``folder``; say which host's part is not there."""
+    """Collect what all hosts have recorded in ``folder``; report hosts whose part is missing."""
     for number, host in enumerate(job.hosts):
         line = line_for(folder_on_host(folder, number), _working_folder(), os.environ)
         why = fetch([*shlex.split(job.ssh), host.target], line, folder)

@@ -1,4 +1,4 @@
-"""Which hosts a job has, with how many ranks: ``--hosts a:2,b:2``, or the lines of a hostfile; pure."""
+"""Parsing a job's hosts and their ranks: ``--hosts a:2,b:2``, or the lines of a hostfile; pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Host:
-    """A host as ssh knows it, and its ranks; None: as many as smdrun takes there."""
+    """A host as ssh knows it, and its ranks; None leaves their number to smdrun there."""
 
     target: str
     address: str
@@ -23,16 +23,16 @@ class Host:
 
 
 def parse_list(text: str) -> list[Host]:
-    """The hosts of ``a:2,me@b:2,[fd00::3]:2``.
+    """Parse hosts such as ``a:2,me@b:2,[fd00::3]:2``.
 
     Raises:
-        ValueError: a part is no host with a number of ranks, or a host stands there twice.
+        ValueError: a part is not a host with a number of ranks, or a host appears twice.
     """
     return _checked([_host(part.strip(), "--hosts") for part in text.split(",") if part.strip()], "--hosts")
 
 
 def parse_file(text: str, name: str) -> list[Host]:
-    """The hosts of a hostfile, a line each: ``a slots=2`` as for Open MPI, or ``a:2`` as for MPICH.
+    """Parse a hostfile with one host per line: ``a slots=2`` as for Open MPI, or ``a:2`` as for MPICH.
 
     Raises:
         ValueError: as :func:`parse_list`.

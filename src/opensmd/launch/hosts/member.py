@@ -1,7 +1,7 @@
 """What ssh starts on each host: smdrun with an order from its input, for as long as that input stays open.
 
-The end of the input is the end of the job here: the command that started it has closed it, or is gone, or the
-connection is. ssh ends no process on the other side by itself.
+When the input ends, so does the job on this host: the command that started it has closed it, or has died, or
+the connection is lost. ssh itself ends no process on the other side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the order that comes in standard input."""
+    """Run the order from standard input."""
     line = b""
     while not line.endswith(b"\n"):
         received = os.read(0, 65536)
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _keep_input_from_ranks() -> int:
-    """This process's input under a number that no other process has; ranks read nothing."""
+    """Move this process's input to a descriptor that no child inherits, so that ranks read nothing."""
     own = os.dup(0)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)

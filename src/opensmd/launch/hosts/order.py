@@ -1,7 +1,7 @@
-"""What a host is asked to run, as it travels to it: in the input of ssh, where no list of processes shows it.
+"""What a host is asked to run, sent through ssh's input so that no process list shows it.
 
-A job's secret is among it. What a user has set for this package, for torch and for the libraries below it
-goes along; what describes this machine alone does not.
+It includes the job's secret, and variables that the user has set for this package, for torch and for the
+libraries below it, but none that describe only this machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PREFIXES_BELOW = (
     "CUDA_VISIBLE_",
 )
 _NAMES = ("PYTHONPATH", "LD_LIBRARY_PATH", "DDP_DISABLE_COMM_MEM", "PYTHONHASHSEED")
-# Of this very process, or of the command line that asks for several hosts.
+# About this process, or the command line for several hosts.
 _OWN = re.compile(
     r"SMDRUN_(HOSTS|HOSTFILE|SSH|NNODES|NODE_RANK|MASTER_ADDR|MASTER_PORT|RANKS|PID|JOB|STORE|BUILD_ERROR)$"
 )
@@ -53,9 +53,9 @@ class Order:
     """One host's part of a job.
 
     Attributes:
-        folder: to work in.
-        variables: for its environment.
-        arguments: of its smdrun.
+        folder: the working directory.
+        variables: for the host's environment.
+        arguments: of the host's smdrun.
     """
 
     folder: str
@@ -63,17 +63,17 @@ class Order:
     arguments: list[str]
 
     def to_line(self) -> bytes:
-        """The order as one line."""
+        """Return the order as one line."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Order:
-        """What :meth:`to_line` made."""
+        """Parse a line from :meth:`to_line`."""
         return cls(**json.loads(line))
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that holds on other hosts, too."""
+    """Return the part of an environment that is valid on other hosts."""
     return {
         name: value
         for name, value in environ.items()
@@ -86,7 +86,7 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 def command_line(
     python: str, folder: str, environ: Mapping[str, str], module: str = "opensmd.launch.hosts.member"
 ) -> str:
-    """What a host's shell runs; the default reads the order from its input. Nothing secret stands there."""
+    """Return what a host's shell runs: by default, what reads the order from its input. Never secret."""
     path = environ.get("PYTHONPATH", "")
     found = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     return f"cd {shlex.quote(folder)} && {found}exec {shlex.quote(python)} -m {module}"

@@ -1,7 +1,7 @@
-"""Brings what ranks on other hosts have recorded for a timeline to the host of the command that started them.
+"""Fetching timeline records from other hosts to the one where the command was started.
 
-``python -m opensmd.launch.hosts.recorded FOLDER`` runs on each of them: it writes the files of that folder to
-its output, and leaves nothing of them there.
+``python -m opensmd.launch.hosts.recorded FOLDER`` runs on each of them: it writes the folder's files to its
+output and deletes them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from opensmd.launch.hosts.order import command_line
 
 __all__ = ["fetch", "folder_on_host", "line_for", "main", "receive"]
 
-PATIENCE = 120  # seconds for one host
+PATIENCE = 120  # seconds per host
 _NAME = re.compile(r"rank-\d+\.events$")
 
 
 def folder_on_host(folder: Path, number: int) -> Path:
-    """Where a host's ranks record: hosts may share their folders."""
+    """Return where a host's ranks record, separately because hosts may share a file system."""
     return folder / f"host-{number}"
 
 
@@ -34,9 +34,9 @@ def fetch(reach: Sequence[str], line: str, folder: Path) -> str | None:
     """Fetch one host's files into ``folder``; return why that was not possible.
 
     Args:
-        reach: the command that runs a line of shell on that host, without the line.
+        reach: the command that runs a shell command on that host, without that command.
         line: from :func:`line_for`.
-        folder: here.
+        folder: on this host.
     """
     try:
         done = subprocess.run(
@@ -45,7 +45,7 @@ def fetch(reach: Sequence[str], line: str, folder: Path) -> str | None:
             capture_output=True,
             timeout=PATIENCE,
             check=False,
-            start_new_session=True,  # Ctrl-C has ended the job before
+            start_new_session=True,  # Ctrl-C has already ended the job
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
@@ -59,7 +59,7 @@ def fetch(reach: Sequence[str], line: str, folder: Path) -> str | None:
 
 
 def receive(archive: bytes, folder: Path) -> None:
-    """Put the files of ranks that an archive holds into ``folder``, and nothing else."""
+    """Extract the ranks' files from an archive into ``folder``, and nothing else."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         for member in files:
             content = files.extractfile(member) if _NAME.match(member.name) else None
@@ -68,7 +68,7 @@ def receive(archive: bytes, folder: Path) -> None:
 
 
 def line_for(folder: Path, working_folder: str, environ: Mapping[str, str]) -> str:
-    """The line of shell that sends the files of ``folder`` here."""
+    """Return the shell command that sends the files of ``folder`` here."""
     module = "opensmd.launch.hosts.recorded"
     return f"{command_line(sys.executable, working_folder, environ, module)} {shlex.quote(str(folder))}"
 
@@ -81,7 +81,7 @@ def main(folder: Path, out: BinaryIO) -> None:
             files.add(path, arcname=path.name)
     for path in paths:
         path.unlink()
-    with contextlib.suppress(OSError):  # what else is in there is not ours
+    with contextlib.suppress(OSError):  # other files in there are not ours
         folder.rmdir()
         folder.parent.rmdir()
 

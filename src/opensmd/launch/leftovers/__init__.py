@@ -1,4 +1,4 @@
-"""Nothing of a job stays behind, however it ends, and none starts that would hang.
+"""Leaving nothing of a job behind, however it ends, and starting none that would hang.
 
-Begin with ``guardian``. Imports no other package: it must run when all else has failed.
+Begin with ``guardian``. Imports no other package, because it must work when all else has failed.
 """

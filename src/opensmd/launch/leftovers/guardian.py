@@ -1,8 +1,8 @@
-"""A process that tidies up after a launcher that was killed, which could not do it itself.
+"""A process that cleans up after a launcher that was killed.
 
 The kernel ends the ranks when their launcher dies, but not what they have started, and removes no folder. So
-the launcher first forks a guardian, in a session of its own, and holds a pipe to it: the pipe's end without a
-word means that the launcher is gone. Both may be killed at once; then the next launcher removes the folder.
+the launcher first forks a guardian, in a session of its own, and holds a pipe to it: if the pipe closes
+without a word, the launcher is gone. If both are killed at once, the next launcher removes the folder.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from opensmd.launch.leftovers import open_files, orphans
 __all__ = ["Guardian", "job_folder"]
 
 PREFIX = "smdrun-"
-MARK = ".job"  # a file in each such folder: others may have given theirs a name like this
-YOUNG = 60.0  # seconds in which a folder may belong to a launcher that has not locked it yet
+MARK = ".job"  # a file in each such folder, because others may use a similar name
+YOUNG = 60.0  # seconds for which a folder may belong to a launcher that has not locked it yet
 _PIPE = 3  # the guardian's first descriptor after the standard ones
 _ALL_IS_WELL = b"."
 
 
 class Guardian:
-    """Watches this process from now on; as a context manager, until its body ends without an exception.
+    """Watches this process; as a context manager, until its body ends without an exception.
 
     Args:
-        job: every process whose environment names it as :data:`orphans.JOB` is the job's.
-        folder: to remove with the job.
+        job: the id; every process with it in its environment as :data:`orphans.JOB` belongs to the job.
+        folder: removed together with the job.
     """
 
     def __init__(self, job: str, folder: Path) -> None:
@@ -55,7 +55,7 @@ class Guardian:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            with contextlib.suppress(BrokenPipeError):  # somebody ended the guardian
+            with contextlib.suppress(BrokenPipeError):  # somebody has ended the guardian
                 os.write(self._pipe, _ALL_IS_WELL)
         os.close(self._pipe)
         with contextlib.suppress(ChildProcessError):
@@ -64,10 +64,10 @@ class Guardian:
 
 @contextmanager
 def job_folder() -> Iterator[Path]:
-    """A folder for one job, and the end of those that launchers left behind that could not remove them.
+    """Create a folder for one job, and remove those that killed launchers have left behind.
 
     Raises:
-        ValueError: there is no place for it.
+        ValueError: there is no place for the folder.
     """
     with ExitStack() as stack:
         try:
@@ -85,7 +85,7 @@ def job_folder() -> Iterator[Path]:
 
 
 def _guard(pipe: int, job: str, folder: Path) -> None:
-    """The guardian's life: nothing of the launcher's stays open or reaches it, but the pipe."""
+    """Run the guardian, which closes everything of the launcher's except the pipe."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -95,7 +95,7 @@ def _guard(pipe: int, job: str, folder: Path) -> None:
     os.dup2(pipe, _PIPE)
     for name in os.listdir(open_files.folder()):  # noqa: PTH208 - names alone
         if int(name) > _PIPE:
-            with contextlib.suppress(OSError):  # of the listing itself
+            with contextlib.suppress(OSError):  # from listing the folder
                 os.close(int(name))
     if os.read(_PIPE, 1) != _ALL_IS_WELL:
         orphans.end_job(job)
@@ -103,9 +103,9 @@ def _guard(pipe: int, job: str, folder: Path) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove this user's folders of jobs whose launchers are gone, and no others with such a name."""
+    """Remove this user's folders of jobs whose launchers are gone, and no others with a similar name."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another launcher removes it, too
+        with contextlib.suppress(OSError):  # another launcher is removing it, too
             status = folder.lstat()
             is_old = time.time() - status.st_mtime > YOUNG
             if is_old and status.st_uid == os.geteuid() and (folder / MARK).exists():
@@ -115,10 +115,10 @@ def _remove_stale(parent: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold a folder as a living launcher does.
+    """Lock a folder like a living launcher.
 
     Raises:
-        OSError: another process holds it, or it is no folder.
+        OSError: another process holds it, or it is not a folder.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -1,6 +1,6 @@
-"""The launcher's open files: where the system lists them, and how many there may be.
+"""The launcher's open files: where the system lists them, and how many are allowed.
 
-Both are looked at before ranks are started, which would fail half way.
+Both are checked before ranks are started, which would otherwise fail half way.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from pathlib import Path
 
 __all__ = ["allow_for", "folder"]
 
-OWN = 24  # the agent's, its store's and the console's
+OWN = 24  # for the agent, its store and the console
 A_RANK = 8  # two pipes, two files, and connections to the store
-FOLDERS = ("/proc/self/fd", "/dev/fd")  # the second is a link to the first, which sandboxes may lack
+FOLDERS = ("/proc/self/fd", "/dev/fd")  # the second is a link to the first, and missing in some sandboxes
 
 
 def folder() -> str:
-    """Where this process's open files are listed by number, and can be opened again.
+    """Return where this process's open files are listed by number and can be reopened.
 
     Raises:
-        ValueError: nowhere.
+        ValueError: there is no such place.
     """
     for place in FOLDERS:
         if os.path.isdir(place):  # noqa: PTH112 - the guardian asks, and knows names alone
@@ -32,7 +32,7 @@ def folder() -> str:
 
 
 def allow_for(ranks: int) -> None:
-    """Raise this process's soft limit to what a job needs, where the hard limit lets it.
+    """Raise this process's soft limit to what a job needs, if the hard limit allows.
 
     Raises:
         ValueError: the hard limit is too low, or there is no ``/proc``.

@@ -1,9 +1,9 @@
-"""No process of a job outlives it: the launcher adopts what its ranks leave behind, and ends it.
+"""Ending all processes of a job: the launcher adopts what its ranks leave behind, and ends it.
 
-A rank's own children (DataLoader workers, subprocesses) are handed to process 1 when the rank is killed, out
-of reach. A launcher that is the kernel's "child subreaper" gets them instead, and finds them as its own
-descendants; of those that end by themselves it has to take note, as process 1 would. Where the launcher is
-dead itself, processes are known by a variable that they inherited.
+When a rank is killed, its children (DataLoader workers, subprocesses) become children of process 1, out of
+reach. A launcher that is a "child subreaper" gets them instead, and finds them among its descendants; those
+that end by themselves it has to reap, as process 1 would. If the launcher itself is dead, processes are
+recognized by a variable that they inherited.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ JOB = "SMDRUN_JOB"  # the id of the job that a process belongs to, in its enviro
 _PR_SET_CHILD_SUBREAPER = 36
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 REAP_EVERY = 1.0  # seconds
-ROUNDS = 5  # what a process starts while it is ended is found in the next one
+ROUNDS = 5  # each finds what processes have started while being ended
 
 
 def adopt() -> None:
-    """From now on, orphans among this process's descendants become its own children."""
+    """Make orphans among this process's descendants its own children from now on."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 @contextmanager
 def reaped() -> Iterator[None]:
-    """Take note, from the first rank on, of adopted processes that end: else they stay as zombies.
+    """Reap adopted processes that end, which would otherwise stay as zombies.
 
-    The ranks, whose agent waits for them, lead process groups of their own; what they have started does not.
+    The ranks, for which their agent waits, lead process groups of their own; what they have started does not.
     """
     over = threading.Event()
 
@@ -57,26 +57,26 @@ def reaped() -> Iterator[None]:
 
 
 def _ended_child() -> int | None:
-    """A child that has ended and of which nobody has taken note."""
+    """Return a child that has ended but has not been reaped."""
     found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return found.si_pid if found is not None else None
 
 
 def end_all(*, spare: Collection[int] = ()) -> None:
-    """End every descendant of this process, first politely.
+    """End every descendant of this process, at first politely.
 
     Args:
-        spare: ids of children that stay.
+        spare: ids of children to leave alone.
     """
     _end([process for process in psutil.Process().children(recursive=True) if process.pid not in spare])
 
 
 def signal_children(number: int, *, spare: Collection[int] = ()) -> None:
-    """Send a signal to this process's own children; who has started them learns how they end.
+    """Send a signal to this process's own children; whoever started them learns how they end.
 
     Args:
-        number: of the signal.
-        spare: ids of children that get none.
+        number: the signal.
+        spare: ids of children to leave out.
     """
     for process in psutil.Process().children():
         if process.pid not in spare:
@@ -85,7 +85,7 @@ def signal_children(number: int, *, spare: Collection[int] = ()) -> None:
 
 
 def end_job(job: str) -> None:
-    """End every process that was started within a job, and their children."""
+    """End every process that was started within a job, with its children."""
     for _ in range(ROUNDS):
         members = {process for process in psutil.process_iter() if _belongs(process, job)}
         if not members:

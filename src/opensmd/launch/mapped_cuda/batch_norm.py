@@ -1,7 +1,7 @@
-"""``torch.nn.SyncBatchNorm``, which torch has for accelerators alone, on the CPU.
+"""``torch.nn.SyncBatchNorm`` on the CPU; torch has it only for accelerators.
 
-As there, each rank tells the others the mean, the squared deviations and the size of its own batch, and in
-backward the two sums over its gradient. Ranks may have batches of different sizes, also empty ones.
+As there, each rank sends the others the mean, the squared deviations and the size of its own batch, and in
+backward the two sums over its gradient. Batches may have different sizes, or be empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["normalize_together"]
 
 
 def normalize_together(layer: nn.SyncBatchNorm, batch: Tensor) -> Tensor:
-    """``SyncBatchNorm.forward``: by the statistics of all ranks' batches while the layer trains."""
+    """``SyncBatchNorm.forward``: in training, normalize by the statistics of all ranks' batches."""
     layer._check_input_dim(batch)
     layer._check_non_zero_input_channels(batch)
     together = layer.training and dist.is_initialized()
@@ -83,12 +83,12 @@ class _Together(torch.autograd.Function):
 
 
 def _along(channels: Tensor, batch: Tensor) -> Tensor:
-    """A number a channel, to be broadcast over a batch."""
+    """Reshape one number per channel for broadcasting over a batch."""
     return channels.view(1, -1, *[1] * (batch.dim() - 2))
 
 
 def _own_statistics(batch: Tensor) -> Tensor:
-    """What the others are told: the number of values, and their mean and squared deviations a channel."""
+    """Return what the others need: the number of values, and per channel mean and squared deviations."""
     values = batch.transpose(0, 1).flatten(1)
     count = values.shape[1]
     mean = values.mean(1) if count else values.sum(1)
@@ -97,7 +97,7 @@ def _own_statistics(batch: Tensor) -> Tensor:
 
 
 def _of_all(own: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of values, mean and squared deviations over the batches of all ranks, alike on each."""
+    """Return number of values, mean and squared deviations of all batches, identical on each rank."""
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, own, group=group)
     table = torch.stack(gathered)

@@ -1,4 +1,4 @@
-"""Reading a CUDA device as the CPU: what ``--device cpu`` does wherever a device is given."""
+"""Reading a CUDA device as the CPU, as ``--device cpu`` does wherever a device is given."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["device_index", "on_cpu", "translated", "without_cuda"]
 
 
 def without_cuda(device: Any) -> Any:
-    """``device`` with CUDA replaced by the CPU; anything that names no CUDA device is returned as it is.
+    """Replace CUDA by the CPU; return anything else than a CUDA device unchanged.
 
-    A number means a device of the machine's accelerator in torch, hence the CPU here.
+    To torch, a number means a device of the machine's accelerator, so here it means the CPU.
     """
     if isinstance(device, str):
         return "cpu" if device == "cuda" or device.startswith("cuda:") else device
@@ -26,11 +26,11 @@ def without_cuda(device: Any) -> Any:
 
 
 def device_index(device: Any, current: int, count: int) -> int:
-    """The number of a CUDA device given as torch.cuda takes it, and as text (``"1"``), as a guide shows it.
+    """Return the number of a CUDA device, given as to torch.cuda or as text (``"1"``), as one guide does.
 
     Raises:
-        ValueError: it names no CUDA device.
-        RuntimeError: there are not so many devices.
+        ValueError: not a CUDA device.
+        RuntimeError: there is no device of that number.
     """
     if device is None:
         return current
@@ -50,7 +50,7 @@ def device_index(device: Any, current: int, count: int) -> int:
 
 
 def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with its keyword ``device`` translated, and without ``pin_memory``: nothing is pinned."""
+    """Wrap ``function`` to translate its keyword ``device`` and drop ``pin_memory``: nothing is pinned."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def translated(function: Callable[..., Any], position: int, keyword: str = "device") -> Callable[..., Any]:
-    """``function`` with its argument at ``position``, which may also be given as ``keyword``, translated."""
+    """Wrap ``function`` to translate its argument at ``position``, also when given as ``keyword``."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

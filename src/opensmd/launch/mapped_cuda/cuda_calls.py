@@ -1,7 +1,7 @@
-"""What ``torch.cuda.*`` answers under ``--device cpu``: one device a rank of this host, each of them the CPU.
+"""What ``torch.cuda.*`` answers under ``--device cpu``: one device per rank of this host, each the CPU.
 
-Memory figures are the process's own (resident and peak). Streams run at once, events measure wall time. The
-one random generator is the CPU's, so seeding CUDA seeds it.
+Memory figures are those of the process (resident and peak). Streams run immediately, and events measure wall
+time. The only random generator is the CPU's, so seeding CUDA seeds it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class _Current:
 
 
 def device_count() -> int:
-    """As many devices as this host has ranks, or as CUDA_VISIBLE_DEVICES names if those are more."""
+    """As many devices as this host has ranks, or as CUDA_VISIBLE_DEVICES names, whichever is more."""
     named = [number for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number.strip()]
     return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(named))
 
 
 def current_device() -> int:
-    """The number last given to :func:`set_device`, 0 at first."""
+    """The number last passed to :func:`set_device`, initially 0."""
     return _Current.index
 
 
 def set_device(device: Any) -> None:
-    """Select a device: remembered, and nothing else."""
+    """Select a device; its number is remembered, nothing else."""
     _Current.index = device_index(device, _Current.index, device_count())
 
 
@@ -68,7 +68,7 @@ class DeviceProperties:
     minor: int
     total_memory: int
     multi_processor_count: int
-    gcnArchName: str = ""  # torch.compile reads it where torch was not built for CUDA
+    gcnArchName: str = ""  # torch.compile reads it if torch was not built for CUDA
 
 
 def get_device_name(device: Any = None) -> str:
@@ -77,7 +77,7 @@ def get_device_name(device: Any = None) -> str:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """(0, 0): no kernel that was written for a CUDA architecture runs here."""
+    """(0, 0): no kernel for a CUDA architecture runs here."""
     return (0, 0)
 
 
@@ -94,12 +94,12 @@ def memory_allocated(device: Any = None) -> int:
 
 def max_memory_allocated(device: Any = None) -> int:
     """Peak resident memory of this process in bytes; it cannot be reset."""
-    # The kernel keeps both figures loosely; the peak may lag behind.
+    # The kernel updates both figures lazily; the peak may lag behind.
     return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, memory_allocated())
 
 
 def memory_stats(device: Any = None) -> Counter[str]:
-    """Resident and peak memory by the names of CUDA's figures; those without a counterpart are 0."""
+    """Resident and peak memory under the names of CUDA's figures; those without a counterpart are 0."""
     now = {"current": memory_allocated(), "peak": max_memory_allocated()}
     kinds = ("allocated", "reserved", "active")
     return Counter({f"{kind}_bytes.all.{when}": size for kind in kinds for when, size in now.items()})
@@ -127,7 +127,7 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """State of the CPU's generator, once a device."""
+    """State of the CPU's generator, once per device."""
     return [torch.get_rng_state() for _ in range(device_count())]
 
 
@@ -137,12 +137,12 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
 
 
 def set_rng_state_all(states: Sequence[torch.Tensor]) -> None:
-    """Set the state of the CPU's generator to the selected device's."""
+    """Set the CPU generator's state to that of the selected device."""
     torch.set_rng_state(states[_Current.index])
 
 
 class Event:
-    """``torch.cuda.Event``: a moment. Work on the CPU is over when the call returns."""
+    """``torch.cuda.Event``: a point in time. Work on the CPU is done when the call returns."""
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
@@ -171,7 +171,7 @@ class Event:
 
 
 class Stream:
-    """``torch.cuda.Stream``: everything runs in the order in which it is called."""
+    """``torch.cuda.Stream``: everything runs in call order."""
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.priority = priority
@@ -216,7 +216,7 @@ def stream(given: Stream | None) -> Stream:
 
 
 def nccl_version() -> tuple[int, int, int]:
-    """(0, 0, 0): nothing that asks for a version of NCCL runs here."""
+    """(0, 0, 0): nothing that needs a version of NCCL runs here."""
     return (0, 0, 0)
 
 
@@ -226,7 +226,7 @@ def raw_stream(device: Any = None) -> int:
 
 
 class Runtime:
-    """``torch.cuda.cudart()``: what scripts tell a profiler of CUDA through it."""
+    """``torch.cuda.cudart()``, through which scripts control CUDA's profiler."""
 
     def cudaProfilerStart(self) -> int:
         """Success: there is no such profiler here."""
@@ -238,16 +238,16 @@ class Runtime:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """For calls whose effect has no counterpart on the CPU: there is nothing to wait for or to free."""
+    """Replace calls without a counterpart on the CPU: there is nothing to wait for or to free."""
 
 
 def yes(*_: Any, **__: Any) -> bool:
-    """The answer to questions that the CPU can say yes to."""
+    """True, for questions that the CPU can answer with yes."""
     return True
 
 
 def no(*_: Any, **__: Any) -> bool:
-    """The answer to questions about what only CUDA has."""
+    """False, for questions about what only CUDA has."""
     return False
 
 

@@ -1,9 +1,9 @@
 """``smdrun --device cpu``: scripts that hard-code CUDA run unmodified on the CPU.
 
-The process of a rank installs this before the script starts, and only when the user asks for it. Every change
-is one entry of a table: the place in torch, the name, and what stands there instead; :func:`uninstall` puts
-the originals back. Tensors are and say they are on the CPU: ``x.cuda()`` and ``x.to("cuda")`` are
-``x.to("cpu")``. docs/launch.md lists what is mapped and what cannot be.
+A rank's process installs this before the script starts, and only at the user's request. Every change is one
+entry of a table: the place in torch, the name, and the replacement; :func:`uninstall` restores the originals.
+Tensors are on the CPU and say so: ``x.cuda()`` and ``x.to("cuda")`` are ``x.to("cpu")``. docs/launch.md lists
+what is mapped and what cannot be.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from opensmd.legacy.parallel import DistributedDataParallel as LegacyDistributed
 __all__ = ["install", "uninstall"]
 
 BACKEND = "smddp"
-LEGACY_BACKEND = "gloo"  # of torch.distributed.deprecated, which carries CPU tensors over smddp, too
+LEGACY_BACKEND = "gloo"  # for torch.distributed.deprecated, which uses smddp for CPU tensors even then
 _Place = tuple[Any, str, Any]  # owner, name, replacement
 
 _FACTORIES = (
@@ -86,7 +86,7 @@ _CUDA = (torch.cuda.memory, torch.cuda.profiler, torch.cuda.random, torch.cuda.s
 _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 _TYPES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 
-_ABSENT = object()  # in place of an original that this torch does not have
+_ABSENT = object()  # for an original that this torch lacks
 _originals: list[_Place] = []
 
 
@@ -94,18 +94,18 @@ def install() -> None:
     """Make CUDA mean the CPU in this process. Calling it again changes nothing.
 
     Raises:
-        RuntimeError: CUDA is in use already, so that some tensors may live there.
+        RuntimeError: CUDA is already in use, so tensors may live there.
     """
     if _originals:
         return
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("--device cpu was asked for after the process had started to use CUDA")
-    # torch notes at the first such context which functions its device is for, and must note the originals
+    # the first such context makes torch list the functions with a device, which must be the originals
     with torch.device("cpu"):
         torch.empty(0)
     _replace(_places())
     when_imported(lambda module: _replace(_sharding(module)))
-    # DataLoader(pin_memory=True) says that it pins nothing; here that is as it should be.
+    # DataLoader(pin_memory=True) warns that it pins nothing, which is intended here.
     warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true but no accelerator")
 
 
@@ -118,7 +118,7 @@ def _replace(places: Iterable[_Place]) -> None:
 
 
 def uninstall() -> None:
-    """Put everything back as it was."""
+    """Restore everything."""
     forget_import()
     forget_scripted()
     while _originals:
@@ -142,12 +142,12 @@ def _places() -> Iterator[_Place]:
     for name in ("start", "stop"):
         yield torch.cuda.profiler, name, CALLS["synchronize"]
     yield torch.cuda.nccl, "version", nccl_version
-    # bitsandbytes takes it from there when it is imported, and peft and others import bitsandbytes
+    # bitsandbytes reads it on import, and peft and others import bitsandbytes
     yield torch._C, "_cuda_getCurrentRawStream", raw_stream
-    # Torch itself asks before it uses one, in optimizers at every step: as if it had been built without.
+    # torch itself asks for an accelerator first, in optimizers at every step: answer like a build without one
     yield torch.accelerator, "current_accelerator", _no_accelerator
     yield torch.accelerator, "is_available", _not_available
-    # but for DDP in mixed precision, whose streams of any device it takes for granted
+    # except DDP in mixed precision, which takes streams of any device for granted
     yield torch, "Event", CALLS["Event"]
     yield torch, "Stream", CALLS["Stream"]
     yield torch.accelerator, "current_stream", CALLS["current_stream"]
@@ -176,19 +176,19 @@ def _not_available() -> bool:
 
 
 def _moves() -> Iterator[_Place]:
-    """Tensors, modules and files that are sent to a device."""
+    """Tensors, modules and files that are moved to a device."""
     yield torch.Tensor, "to", translated(torch.Tensor.to, 1)
     yield torch.Tensor, "cuda", _tensor_cuda
     yield torch.Tensor, "type", _with_cpu_types(torch.Tensor.type)
     yield torch.Tensor, "pin_memory", _same
     yield torch.Tensor, "record_stream", _same
-    # of what torch.load gives to a function as map_location
+    # for functions that torch.load gets as map_location
     yield torch.UntypedStorage, "cuda", _same
     yield torch.nn.Module, "to", translated(torch.nn.Module.to, 1)
     yield torch.nn.Module, "cuda", _same
     yield torch, "load", _load_on_cpu(torch.load)
     yield torch, "set_default_device", translated(torch.set_default_device, 0)
-    # of ``with torch.device("cuda")``
+    # for ``with torch.device("cuda")``
     yield DeviceContext, "__init__", translated(DeviceContext.__init__, 1)
     for wrapper in (torch.nn.parallel.DistributedDataParallel, LegacyDistributedDataParallel):
         yield wrapper, "__init__", _without_device_ids(wrapper)
@@ -201,11 +201,11 @@ def _precision() -> Iterator[_Place]:
 
 
 def _modules() -> Iterator[_Place]:
-    """Modules that torch has for accelerators alone."""
+    """Modules that torch has only for accelerators."""
     yield torch.nn.SyncBatchNorm, "forward", normalize_together
-    # it refuses such layers on the CPU
+    # torch refuses such layers on the CPU
     yield torch.nn.parallel.DistributedDataParallel, "_passing_sync_batchnorm_handle", CALLS["synchronize"]
-    # where there are no devices, a DataParallel calls its module
+    # without devices, a DataParallel just calls its module
     yield import_module(torch.nn.DataParallel.__module__), "_get_available_device_type", _no_accelerator
     yield torch.nn.parallel, "data_parallel", _called
 
@@ -219,7 +219,7 @@ def _groups() -> Iterator[_Place]:
         yield owner, "new_group", make
     for owner in (dist, distributed_c10d):
         yield owner, "barrier", _barrier_without_devices(dist.barrier)
-    # not in distributed_c10d, which would go on to the class that only a torch built for CUDA has
+    # not in distributed_c10d, which would then use the class that only torch built for CUDA has
     yield dist, "is_nccl_available", CALLS["is_available"]
     yield dist, "ProcessGroupNCCL", ProcessGroupNCCL
     for owner in (opensmd.legacy, opensmd.legacy.api):
@@ -228,15 +228,15 @@ def _groups() -> Iterator[_Place]:
 
 
 def _sharding(module: ModuleType) -> Iterator[_Place]:
-    """What a script that imports ``module`` shards with; a check refuses to broadcast from the CPU."""
+    """Patches of what ``module`` shards with, including a check that refuses to broadcast from the CPU."""
     sharded = module.FullyShardedDataParallel
     yield sharded, "__init__", on_cpu_alone(sharded.__init__)
     details = import_module("torch.distributed.fsdp._init_utils")
     yield details, "_check_module_states_for_sync_module_states", CALLS["synchronize"]
-    # What it takes to the CPU to save it, it frees where it was. Here, that is what is saved.
+    # FSDP moves what it saves to the CPU and frees the original, which here is the same memory.
     handle = import_module("torch.distributed.fsdp._flat_param").FlatParamHandle
     yield handle, "to_cpu", contextlib.nullcontext
-    # Ranks that have no part of it ask CUDA where it is.
+    # Ranks without a part of it ask CUDA for the device.
     parts = import_module("torch.distributed._shard.sharded_tensor").ShardedTensor
     yield parts, "device", property(_cpu)
     yield parts, "_get_preferred_device", _cpu
@@ -247,7 +247,7 @@ def _cpu(_: object) -> torch.device:
 
 
 def _same(given: Any, *_: Any, **__: Any) -> Any:
-    """The tensor or module itself: it is where it should be."""
+    """Return the tensor or module itself, which is where it should be."""
     return given
 
 
@@ -259,7 +259,7 @@ def _called(
     dim: int = 0,
     module_kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """What ``data_parallel`` is where there are no devices."""
+    """``data_parallel`` without devices: call the module."""
     return module(*(inputs if isinstance(inputs, tuple) else (inputs,)), **(module_kwargs or {}))
 
 
@@ -268,7 +268,7 @@ def _tensor_cuda(tensor: torch.Tensor, *_: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _with_cpu_types(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``Tensor.type``, to which scripts of old say where a tensor is to go: ``"torch.cuda.FloatTensor"``."""
+    """``Tensor.type``, with which old scripts move tensors: ``"torch.cuda.FloatTensor"``."""
 
     @wraps(function)
     def call(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -311,7 +311,7 @@ def _autocast_on_cpu() -> Callable[..., None]:
         self: Any, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **kwargs: Any
     ) -> None:
         if device_type == "cuda":
-            # CUDA's default is float16, which few CPUs compute with; bfloat16 is the CPU's.
+            # CUDA's default is float16, which few CPUs can compute with; the CPU's is bfloat16.
             device_type, dtype = "cpu", torch.bfloat16
         original(self, device_type, dtype, *rest, **kwargs)
 
@@ -331,9 +331,9 @@ def _scaler_on_cpu() -> Callable[..., None]:
 def _with_smddp(
     function: Callable[..., Any], position: int, *, default: str | None = None
 ) -> Callable[..., Any]:
-    """``function`` with smddp wherever its backends mention NCCL, and without NCCL's device and options.
+    """Wrap ``function`` to use smddp wherever its backends mention NCCL, without NCCL's device and options.
 
-    With a ``default``, that is the backend where the script names none and torch would add NCCL.
+    ``default`` is the backend if the script names none and torch would add NCCL.
     """
 
     @wraps(function)
@@ -353,7 +353,7 @@ def _with_smddp(
 
 
 def _without_nccl(backend: Any, default: str | None = None) -> Any:
-    """A backend string in which CUDA tensors are CPU tensors: ``"cpu:gloo,cuda:nccl"`` is ``"smddp"``."""
+    """Return a backend string for CPU tensors only: ``"cpu:gloo,cuda:nccl"`` becomes ``"smddp"``."""
     if backend is None:
         return default
     if isinstance(backend, str) and ("nccl" in backend.lower() or "cuda:" in backend.lower()):

@@ -1,4 +1,4 @@
-"""``torch.Generator`` that also makes what scripts ask of CUDA: one of the CPU, where all tensors are."""
+"""``torch.Generator`` that, asked for a CUDA generator, creates one for the CPU, where all tensors are."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _Original = torch.Generator
 
 
 class _OfTorch(type):
-    """Generators are torch's own, whichever of both classes is asked."""
+    """Makes ``isinstance`` checks with either class recognize torch's generators."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _Original)
 
 
 class Generator(metaclass=_OfTorch):
-    """Makes one of torch's own generators."""
+    """Creates torch's own generators."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        """The generator of ``device``, of the CPU if that is CUDA."""
+        """Return a generator for ``device``, or for the CPU if that is CUDA."""
         return _Original(without_cuda(device))

@@ -1,4 +1,4 @@
-"""``dist.ProcessGroupNCCL`` where NCCL is smddp: scripts make options of it, and ask for its groups."""
+"""``dist.ProcessGroupNCCL`` when NCCL is smddp: scripts create its options, and check for its groups."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["ProcessGroupNCCL"]
 
 
 class _NcclOptions(SimpleNamespace):
-    """Takes what scripts set for NCCL; groups of smddp are made without it."""
+    """Accepts what scripts set for NCCL; smddp ignores it."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
         super().__init__(is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace())
 
 
 class ProcessGroupNCCL:
-    """The class that no group is an instance of."""
+    """A class without instances."""
 
     Options = _NcclOptions

@@ -1,4 +1,4 @@
-"""TorchScript knows torch's own functions by their identity; what stands in their place would be compiled.
+"""Telling TorchScript about replacements: it knows torch's functions by identity, and would compile others.
 
 Importing ``torch.distributed.optim``, which has ``ZeroRedundancyOptimizer``, compiles some of them.
 """
@@ -11,11 +11,11 @@ from torch.jit import _builtins
 
 __all__ = ["forget_scripted", "script_as"]
 
-_known: list[Any] = []  # alive, so that nothing else has their identity
+_known: list[Any] = []  # kept alive, so that nothing else gets their id
 
 
 def script_as(original: Any, replacement: Any) -> None:
-    """Let a scripted call of ``replacement`` be what one of ``original`` is, if that is torch's own."""
+    """Script calls of ``replacement`` like calls of ``original``, if that is torch's own."""
     operator = _builtins._find_builtin(original)  # type: ignore[no-untyped-call]
     if operator is not None and _builtins._find_builtin(replacement) is None:  # type: ignore[no-untyped-call]
         _builtins._register_builtin(replacement, operator)

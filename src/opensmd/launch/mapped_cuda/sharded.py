@@ -1,6 +1,6 @@
-"""``FullyShardedDataParallel``, which asks torch for an accelerator to shard a model on, is given the CPU.
+"""Giving the CPU to ``FullyShardedDataParallel``, which asks torch for an accelerator.
 
-Importing it takes half a second, for which scripts that shard nothing should not wait: it is changed when the
+Importing it takes half a second, which scripts that shard nothing should not pay, so it is changed when the
 script imports it.
 """
 
@@ -23,7 +23,7 @@ _MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 class _ShardedFinder(MetaPathFinder):
-    """Finds that one module as Python does, and hands it on once it is loaded."""
+    """Finds that one module like Python, and passes it on once it is loaded."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then
@@ -45,7 +45,7 @@ class _ShardedFinder(MetaPathFinder):
 
 
 def when_imported(then: Callable[[ModuleType], None]) -> None:
-    """Call ``then`` with the module of ``FullyShardedDataParallel``: now, or when the script imports it."""
+    """Call ``then`` with the module of ``FullyShardedDataParallel``, now or when the script imports it."""
     if _MODULE in sys.modules:
         then(sys.modules[_MODULE])
     else:
@@ -58,7 +58,7 @@ def forget_import() -> None:
 
 
 def on_cpu_alone(init: Callable[..., None]) -> Callable[..., None]:
-    """``FullyShardedDataParallel.__init__`` that shards on the CPU, from which nothing is offloaded."""
+    """Return a ``FullyShardedDataParallel.__init__`` that shards on the CPU, without offloading."""
     signature = inspect.signature(init)
 
     @wraps(init)

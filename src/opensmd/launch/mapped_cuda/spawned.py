@@ -1,7 +1,7 @@
-"""Processes that a mapped process spawns are mapped, too: there, scripts that start their own ranks use CUDA.
+"""Mapping CUDA in spawned processes as well, where scripts that start their own ranks use it.
 
-What a new process reads first are the parent's paths and arguments. An object among them that installs the
-mapping when it is read comes before the script, which the process imports next.
+A new process first reads the parent's paths and arguments, and then imports the script. So an object among
+these that installs the mapping when it is read comes in time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["told_to_map"]
 def told_to_map(
     get_preparation_data: Callable[..., dict[str, Any]], install: Callable[[], None]
 ) -> Callable[..., dict[str, Any]]:
-    """What ``multiprocessing`` tells a new process, which calls ``install`` when it reads that."""
+    """Make what ``multiprocessing`` sends to a new process call ``install`` when it is read."""
 
     @wraps(get_preparation_data)
     def call(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What users see of a job: lines of its ranks, log files, and one report of what failed.
+"""What users see of a job: its ranks' output, log files, and one report of what failed.
 
 Begin with ``console``. Imports ``leftovers`` and no other package.
 """

@@ -1,9 +1,8 @@
 """The launcher's console: every rank's output with its rank in front, and the first failure first.
 
-The ranks write into pipes, not into files: nothing grows on disk and nothing waits for a poll. A rank's
-exception comes as a report file instead of text on its standard error, so that the traceback of the rank that
-failed first is shown before those of the ranks that failed because of it: their reports are held back for a
-moment.
+The ranks write into pipes, not files, so nothing grows on disk and nothing waits for a poll. A rank's
+exception arrives as a report file instead of text on its standard error. Reports of lost peers are held back
+for a moment, so that the traceback of the rank that failed first is shown before theirs.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from opensmd.launch.output.log_files import LogFiles
 
 __all__ = ["Console"]
 
-HOLD = 1.0  # seconds a report about lost communication waits for the report of its cause
-UPDATE_EVERY = 10.0  # seconds between two shown states of a progress bar where there is no terminal
-READS = 2  # of what a pipe holds: more has come since, and others have their turn
+HOLD = 1.0  # seconds that a report of lost communication waits for that of its cause
+UPDATE_EVERY = 10.0  # seconds between shown states of a progress bar without a terminal
+READS = 2  # reads per turn, each up to a pipe's capacity; then others have theirs
 IDLE = 0.2  # seconds after which an unfinished line is shown on a terminal
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
@@ -47,7 +46,7 @@ class _Stream:
 
 @dataclass(frozen=True)
 class _Unfinished:
-    """Whose line the cursor stands in, and whether the next text takes its place."""
+    """Whose line the cursor is in, and whether the next text replaces it."""
 
     stream: _Stream
     rewrite: bool
@@ -56,7 +55,7 @@ class _Unfinished:
 class Console(threading.Thread):
     """Reads the ranks' pipes and reports until :meth:`finish`.
 
-    Once nobody reads what it writes into a pipe, ``reader_left`` is True and this process gets SIGTERM.
+    Once the reader of a pipe has left, ``reader_left`` is True and this process gets SIGTERM.
     """
 
     def __init__(self, *, prefix: bool = True, log_files: LogFiles | None = None) -> None:
@@ -75,7 +74,7 @@ class Console(threading.Thread):
         self.reader_left = False
 
     def open(self, rank: int, out: TextIO) -> str:
-        """A path that a rank's output can be written to, to appear on ``out``."""
+        """Return a path; a rank's output written there appears on ``out``."""
         read, write = os.pipe()
         os.set_blocking(read, False)
         stream = _Stream(rank, out, read, write)
@@ -90,7 +89,7 @@ class Console(threading.Thread):
             self._reports[path] = rank
 
     def run(self) -> None:
-        """Forward until :meth:`finish` is called."""
+        """Forward output until :meth:`finish` is called."""
         while not self._ending.is_set():
             self._selector.select(timeout=0.05)
             with self._lock:
@@ -99,7 +98,7 @@ class Console(threading.Thread):
                 self._show_rests(idle=IDLE)
 
     def finish(self) -> None:
-        """Show all that is left and close the pipes. Reports still held are the caller's to order."""
+        """Show all that is left and close the pipes; ordering the reports still held is up to the caller."""
         self._ending.set()
         self.join()
         with self._lock:
@@ -116,7 +115,7 @@ class Console(threading.Thread):
         self._log_files.close()
 
     def show_report(self, report: reports.Report) -> None:
-        """Show a rank's traceback, unless the very same text has been shown for another rank."""
+        """Show a rank's traceback, unless the same text has been shown for another rank."""
         if self.was_shown(report):
             return
         self._texts.add(report.text)
@@ -125,16 +124,16 @@ class Console(threading.Thread):
         self._write(sys.stderr, "".join(f"{mark}{line}\n" for line in report.text.splitlines()))
 
     def was_shown(self, report: reports.Report) -> bool:
-        """True if :meth:`show_report` has nothing new to show for this report."""
+        """Whether :meth:`show_report` has nothing new to show for this report."""
         return not report.text or report.text in self._texts
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own."""
+        """Show a line from the launcher itself."""
         self._end_line()
         self._write(sys.stderr, f"smdrun: {text}\n")
 
     def _drain(self) -> None:
-        """Read all that is in the pipes now, and no more of who never stops to write."""
+        """Read all that is in the pipes now, but not more from a rank that never stops writing."""
         for stream in self._streams:
             for _ in range(READS):
                 if not (data := _read(stream.read)):
@@ -157,13 +156,13 @@ class Console(threading.Thread):
             self._drain()
         for _, path in sorted(due):
             report = self._held.pop(path)[1]
-            # a consequence of what has been shown is only counted up at the end
+            # consequences of what has been shown are only counted at the end
             if not (report.of_communication and self._cause_shown):
                 self.show_report(report)
             self._cause_shown |= not report.of_communication
 
     def _log(self, rank: int, what: bytes | reports.Report | None) -> None:
-        """Add what a rank wrote or reported to its own file."""
+        """Add what a rank wrote or reported to its log file."""
         data = what.text.encode(errors="surrogateescape") if isinstance(what, reports.Report) else what
         try:
             self._log_files.write(rank, data or b"")
@@ -195,7 +194,7 @@ class Console(threading.Thread):
                 self._put(stream, stream.lines.take_rest().text, finished=False)
 
     def _put(self, stream: _Stream, text: str, *, finished: bool) -> None:
-        """Write a line, or an unfinished one, after ending or rewriting the unfinished line there is."""
+        """Write a line or part of one, after ending or rewriting the current unfinished line."""
         before = self._unfinished
         if before is None or before.stream is not stream:
             self._end_line()

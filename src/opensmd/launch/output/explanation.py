@@ -1,4 +1,4 @@
-"""What a job that failed is said to have died of: its first failure first, then what followed from it."""
+"""Explaining why a job failed: the first failure first, then what followed from it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FAILED_ELSEWHERE = "of another smdrun failed first"
 
 
 def explain(failures: Sequence[reports.Failure], ended: Mapping[int, int | None], console: Console) -> int:
-    """Show the failures that are not shown yet, the first one first.
+    """Show the failures that have not been shown yet, the first one first.
 
     Args:
         failures: of this host's ranks.
-        ended: when the scripts of this host's ranks came to their ends, as :func:`reports.read_end` knows it.
-        console: to show them on.
+        ended: when the scripts of this host's ranks ended, from :func:`reports.read_end`.
+        console: where to show them.
 
     Returns:
         The exit status of the job.

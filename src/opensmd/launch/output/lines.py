@@ -1,7 +1,7 @@
-"""Bytes of a pipe into lines: pure, so that prefixes never land inside a line or a character.
+"""Splitting a pipe's bytes into lines, so that prefixes never land inside a line or a character; pure.
 
-A progress bar rewrites its line with carriage returns; such a rewrite is a segment of its own that ends with
-``\\r``, and the console decides whether to show it.
+A progress bar rewrites its line with carriage returns. Each rewrite is a segment that ends with ``\\r``, and
+the console decides whether to show it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["LineAssembler", "Segment"]
 
 _ENDS = re.compile(r"([\n\r])")
-LONGEST = 1 << 20  # characters of a line that are held until its end comes
+LONGEST = 1 << 20  # characters of a line that are held until its end
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class Segment:
 
 
 class LineAssembler:
-    """Collects one stream's bytes and gives whole segments out; what is not UTF-8 stays as it is.
+    """Collects one stream's bytes and returns whole segments; bytes that are not UTF-8 are preserved.
 
-    Lines that are longer than anybody reads, such as a file without any, come in parts.
+    Extremely long lines, such as a file without line breaks, come in parts.
     """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._parts: list[str] = []  # of the unfinished line, joined once it ends
-        self._length = 0  # of all of them
-        self._held = ""  # a carriage return at the very end, which may be the first half of \r\n
+        self._parts: list[str] = []  # parts of the unfinished line, joined once it ends
+        self._length = 0  # their total length
+        self._held = ""  # a carriage return at the end, perhaps the first half of \r\n
 
     def feed(self, data: bytes) -> list[Segment]:
         """Add bytes; return the segments they complete."""
@@ -52,11 +52,11 @@ class LineAssembler:
 
     @property
     def waiting(self) -> bool:
-        """True if an unfinished line is held."""
+        """Whether an unfinished line is held."""
         return bool(self._held) or self._length > 0
 
     def take_rest(self) -> Segment:
-        """Give the unfinished line out."""
+        """Return the unfinished line."""
         text = self._joined() + self._decoder.decode(b"", final=True)
         self._held = ""
         self._decoder.reset()

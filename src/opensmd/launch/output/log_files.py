@@ -1,4 +1,4 @@
-"""A file a rank with all that it says, beside what the console shows (``--log-dir``)."""
+"""One file per rank with all its output, in addition to the console (``--log-dir``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["LogFiles"]
 class LogFiles:
     """``rank-N.log`` in a folder, from the job's beginning; nothing without a folder.
 
-    A file of that name that is there already, of an earlier job or of somebody else, gets a number behind it.
+    An existing file of that name gets a number appended.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -23,7 +23,7 @@ class LogFiles:
         """Add bytes to a rank's file.
 
         Raises:
-            OSError: the first time that a file cannot be written; then no more is.
+            OSError: the first time that a file cannot be written; after that, none is.
         """
         if self._folder is None:
             return

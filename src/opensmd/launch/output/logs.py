@@ -1,4 +1,4 @@
-"""Where torch's elastic agent sends the ranks' output and errors: to the launcher's console."""
+"""Sending the ranks' output and errors from torch's elastic agent to the launcher's console."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from opensmd.launch.output.console import Console
 __all__ = ["Place", "RankLogs"]
 
 
-Place = Callable[[dict[str, str], int], None]  # of a rank's environment and its local rank
+Place = Callable[[dict[str, str], int], None]  # takes a rank's environment and its local rank
 
 
 class RankLogs(LogsSpecs):
     """Connects every rank's standard streams and report file to a :class:`Console`.
 
     Args:
-        console: shows what they say.
-        folder: of the report files, one folder an attempt and rank.
+        console: shows the output.
+        folder: for the report files, with one folder per attempt and rank.
     """
 
     def __init__(self, console: Console, folder: Path) -> None:
@@ -31,10 +31,10 @@ class RankLogs(LogsSpecs):
         self._console = console
         self._folder = folder
         self._place: Place | None = None
-        self._reports: dict[int, Path] = {}  # of the last attempt, by rank
+        self._reports: dict[int, Path] = {}  # of the latest attempt, by rank
 
     def placing(self, place: Place) -> RankLogs:
-        """The logs of further ranks of the same job, whose environment ``place`` changes first."""
+        """Return the logs of further ranks of the same job, whose environment ``place`` changes first."""
         others = RankLogs(self._console, self._folder)
         others._place, others._reports = place, self._reports
         return others
@@ -45,7 +45,7 @@ class RankLogs(LogsSpecs):
         return str(self._folder)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Called by the agent with each local rank's environment, once an attempt."""
+        """Connect the local ranks; the agent calls this once per attempt with their environments."""
         outs: dict[int, str] = {}
         errs: dict[int, str] = {}
         files: dict[int, str] = {}
@@ -64,5 +64,5 @@ class RankLogs(LogsSpecs):
         return LogsDest(stdouts=outs, stderrs=errs, error_files=files)
 
     def ended(self) -> dict[int, int | None]:
-        """When each rank's script came to its end, as ``time.time_ns``; None for those that left no word."""
+        """Return when each rank's script ended, as ``time.time_ns``; None if unknown."""
         return {rank: reports.read_end(report) for rank, report in self._reports.items()}

@@ -1,9 +1,9 @@
-"""What went wrong on which rank, and which of it came first.
+"""What went wrong on which rank, and which failure came first.
 
-A rank that fails leaves a report in the file torch's elastic agent names (TORCHELASTIC_ERROR_FILE), in
-torch's own format with two fields more: the time in nanoseconds, and whether the error is one of
-communication. When one rank fails, its peers fail after it because they lose it; so an error of
-communication counts as a consequence wherever another kind of failure is known.
+A rank that fails leaves a report in the file that torch's elastic agent names (TORCHELASTIC_ERROR_FILE). It
+has torch's format with two more fields: the time in nanoseconds, and whether it is a communication error.
+When a rank fails, its peers fail because they lose it. So if there is a failure of another kind,
+communication errors count as its consequences.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = [
     "write_end",
 ]
 
-# What a rank raises when it loses a peer: torch's classes and a pipeline's, by name so that neither need be
-# imported, and the words of Gloo, which raises plain RuntimeErrors.
+# What a rank raises when it loses a peer: torch's and the pipeline's classes, by name to avoid importing
+# them, and the words of Gloo, which raises plain RuntimeErrors.
 _LOST_PEER_CLASSES = {"DistError", "PeerFailed"}
 _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-_DEATH_WORDS = (*_LOST_PEER_WORDS, " has died", " have died", " has left")  # the last are smddp's
+_DEATH_WORDS = (*_LOST_PEER_WORDS, " has died", " have died", " has left")  # the last three are smddp's
 # "rank 2 has died", "rank 2 on node7 and rank 3 on node7 have died"
 _NAMED_DEAD = re.compile(r"((?:rank \d+(?: on \S+?)?(?:, | and )?)+) (?:has|have) (?:died|left)")
-# The folders of Python's library and of this project, and what is no file, such as "<frozen runpy>".
+# The folders of Python's library and of this package, and pseudo-files such as "<frozen runpy>".
 _PACKAGES = Path(__file__).parents[3]
 _LIBRARIES = (
     f"{sysconfig.get_paths()['stdlib']}/",
@@ -50,15 +50,15 @@ _LIBRARIES = (
     "<",
 )
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
-_END = "ended"  # the file that tells of a script's end
+_END = "ended"  # the file that records a script's end
 
 
 @dataclass(frozen=True)
 class Report:
-    """One rank's exception, or its exit with a code other than 0, which has no ``text`` to show.
+    """One rank's exception, or its exit with a nonzero code, which has no ``text`` to show.
 
     Attributes:
-        where: the innermost line of the user's own code, for people; empty if there is none.
+        where: the innermost line of the user's own code, as text; empty if there is none.
     """
 
     rank: int
@@ -80,7 +80,7 @@ class Failure:
 
 
 def write(path: Path, error: BaseException, trace: TracebackType | None, rank: int) -> None:
-    """Leave the report of an exception in ``path``, whole or not at all."""
+    """Write the report of an exception to ``path``, atomically."""
     now = time.time_ns()
     lost = {base.__name__ for base in type(error).__mro__} & _LOST_PEER_CLASSES
     leaving = isinstance(error, SystemExit)
@@ -104,7 +104,7 @@ def write(path: Path, error: BaseException, trace: TracebackType | None, rank: i
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code that Python gives a process that this exception ends."""
+    """Return the exit code of a Python process that this exception ends."""
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:
@@ -121,14 +121,14 @@ def _formatted(error: BaseException, trace: TracebackType | None) -> list[str]:
 
 
 def _innermost_line(trace: TracebackType | None) -> str:
-    """Of a user's code: of no library that is installed, nor of Python's own or this one."""
+    """Return the innermost line of the user's code: not in this package, Python's or installed ones."""
     own = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_LIBRARIES)]
     own = [frame for frame in own if not _INSTALLED.search(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def read(path: Path, rank: int) -> Report | None:
-    """The report in ``path``, or None if there is none; also one that a script's own ``@record`` wrote."""
+    """Read the report in ``path``, also one by a script's own ``@record``; None if there is none."""
     try:
         message = json.loads(path.read_text())["message"]
     except (OSError, ValueError, KeyError):
@@ -148,17 +148,17 @@ def read(path: Path, rank: int) -> Report | None:
 
 
 def _printable(text: str) -> str:
-    """As Python shows it: halves of surrogate pairs, which no file can hold, become escapes."""
+    """Escape lone surrogates, which no file can hold, as Python does when it shows them."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def write_end(report: Path) -> None:
-    """Note, beside where a report would be, that a rank's script has come to its end now."""
+    """Note, next to where a report would be, that a rank's script has just ended."""
     report.with_name(_END).write_text(str(time.time_ns()))
 
 
 def read_end(report: Path) -> int | None:
-    """What :func:`write_end` noted, or None."""
+    """Read what :func:`write_end` noted, or return None."""
     try:
         return int(report.with_name(_END).read_text())
     except (OSError, ValueError):
@@ -166,11 +166,11 @@ def read_end(report: Path) -> int | None:
 
 
 def left_early(first: Failure, ended: Mapping[int, int | None], failed: Sequence[int]) -> list[int]:
-    """The ranks that the first failure follows from although they did not fail: they ended before the others.
+    """Return ranks that caused the first failure without failing themselves, by ending before the others.
 
     Args:
         first: the first failure.
-        ended: when the script of each rank came to its end, as :func:`read_end` knows it.
+        ended: when the script of each rank ended, from :func:`read_end`.
         failed: all ranks that failed.
     """
     report = first.report
@@ -186,7 +186,7 @@ def left_early(first: Failure, ended: Mapping[int, int | None], failed: Sequence
 
 
 def died_elsewhere(first: Failure, ended: Mapping[int, int | None]) -> list[int]:
-    """The ranks of other launchers that the first failure says have died.
+    """Return the ranks of other launchers that have died according to the first failure.
 
     Args:
         first: the first failure of this launcher's ranks.
@@ -199,13 +199,13 @@ def died_elsewhere(first: Failure, ended: Mapping[int, int | None]) -> list[int]
 
 
 def unfinished(failures: Sequence[Failure], ended: Mapping[int, int | None]) -> Sequence[Failure]:
-    """The failures without those of ranks whose script had come to its end when the launcher ended them.
+    """Return the failures except those of ranks whose script had already ended when the launcher ended them.
 
-    All of them, if there are no others.
+    If there are no others, return all of them.
 
     Args:
         failures: of this launcher's ranks.
-        ended: when the script of each rank came to its end, as :func:`read_end` knows it.
+        ended: when the script of each rank ended, from :func:`read_end`.
     """
     left = [failure for failure in failures if ended.get(failure.rank) is None or not _is_ended(failure)]
     return left or failures
@@ -217,10 +217,10 @@ def _named_dead(report: Report) -> set[int]:
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
-    """The failure the others follow from, of failures in the order in which the launcher saw them.
+    """Return the failure that caused the others, which are in the order in which the launcher saw them.
 
-    In order: a rank killed by a signal that the launcher did not send, or one that exited badly without an
-    exception, or one whose exception is not about communication; among equals the earliest exception.
+    In order of preference: a rank killed by a signal that the launcher did not send, one that failed without
+    an exception, one whose exception is not about communication; among equals, the earliest exception.
     """
     ended_by_launcher = not (_is_ended(failures[0]) or _begins_with_a_death(failures))
 
@@ -236,12 +236,12 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
 
 
 def _is_ended(failure: Failure) -> bool:
-    """Whether a rank was ended as the launcher does that, but perhaps by somebody else."""
+    """Whether a rank ended by a signal that the launcher uses, though perhaps from somebody else."""
     return failure.exit_code in (-signal.SIGTERM, -signal.SIGINT) and failure.report is None
 
 
 def _begins_with_a_death(failures: Sequence[Failure]) -> bool:
-    """Whether the first exception tells that a rank is gone, which then was before the launcher ended any."""
+    """Whether the first exception says that a rank is gone, hence before the launcher ended any."""
     known = [failure.report for failure in failures if failure.report is not None]
     if not known or not all(report.of_communication for report in known):
         return False
@@ -254,7 +254,7 @@ def _tells_of_a_death(report: Report) -> bool:
 
 
 def describe_exit(exit_code: int, *, first: bool) -> str:
-    """How a process ended, in words; ``first``: before the launcher ended any."""
+    """Describe how a process ended; ``first``: whether that was before the launcher ended any."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -271,9 +271,9 @@ def describe_exit(exit_code: int, *, first: bool) -> str:
 
 
 def exit_status(failure: Failure) -> int:
-    """The exit status a shell would show: 128 + n for signal n.
+    """Return the exit status a shell would show: 128 + n for signal n.
 
-    A rank that had reported its end keeps that status, whatever happened to it while it was cleaning up.
+    A rank that had reported its end keeps that status, whatever happened during its cleanup.
     """
     if failure.report is not None:
         return failure.report.exit_code
@@ -281,6 +281,6 @@ def exit_status(failure: Failure) -> int:
 
 
 def own_rank(environ: Mapping[str, str]) -> int:
-    """The rank for a report, 0 if nothing tells."""
+    """Return the rank for a report; 0 if it is unknown."""
     value = environ.get("RANK", "0")
     return int(value) if value.isdigit() else 0

@@ -1,7 +1,7 @@
-"""The launcher's standard streams: always open, byte for byte what ranks wrote, never a reason to hang.
+"""The launcher's standard streams: always open, byte for byte what ranks wrote, and never a reason to hang.
 
-Daemons start programs with closed streams, readers of a pipe leave early, disks fill up. Ranks wait for ever
-once nobody empties their pipes, so none of this may stop who does.
+Daemons start programs with closed streams, readers of a pipe leave early, disks fill up. None of this may
+stop the launcher, because ranks wait forever once nobody empties their pipes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STANDARD = 3  # descriptors 0, 1 and 2
 
 
 def prepare() -> None:
-    """Open what is closed, before any other file takes its number, and let every byte through."""
+    """Open closed streams before another file takes their numbers, and let every byte through."""
     while (opened := os.open(os.devnull, os.O_RDWR)) < _STANDARD:
         os.set_inheritable(opened, True)
     os.close(opened)
@@ -30,7 +30,7 @@ def prepare() -> None:
 
 
 def put(out: TextIO, text: str) -> OSError | None:
-    """Write ``text`` now; where that fails, return why, and ``out`` leads nowhere from then on."""
+    """Write ``text`` now; if that fails, return why and point ``out`` nowhere from then on."""
     try:
         out.write(text)
         out.flush()

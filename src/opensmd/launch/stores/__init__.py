@@ -1,4 +1,4 @@
-"""The agents' stores: where they listen, and whom they believe. Begin with ``rendezvous``.
+"""The agents' stores: where they listen, and whom they trust. Begin with ``rendezvous``.
 
 Imports ``collectives`` and ``environment``.
 """

@@ -1,6 +1,6 @@
-"""The store of several hosts' agents, whose long waits end with a signal, or when another host has ended.
+"""The store of several hosts' agents, whose long waits end at a signal, or when another host has ended.
 
-torch's own wait in C++ keeps a signal waiting for as long: at the end of a job, five minutes.
+torch's own wait in C++ delays signals until it ends: five minutes at the end of a job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ASK_EVERY = 0.05  # seconds
 
 
 class AgentsStore(Store):
-    """Another store, with the same keys and values.
+    """Wraps a store, with the same keys and values.
 
     Args:
-        store: the other one.
-        in_vain: whether waiting has lost its sense, because another host has ended.
+        store: the wrapped one.
+        in_vain: whether waiting is pointless, because another host has ended.
     """
 
     def __init__(self, store: Store, in_vain: Callable[[], bool] = lambda: False) -> None:
@@ -44,7 +44,7 @@ class AgentsStore(Store):
             self.set(key, value)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Wait for several values; as :meth:`get`."""
+        """Wait for several values, like :meth:`get`."""
         return [self.get(key) for key in keys]
 
     def add(self, key: str, amount: int) -> int:
@@ -52,14 +52,14 @@ class AgentsStore(Store):
         return self._store.add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
         return self._store.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there.
+        """Wait until all keys exist.
 
         Raises:
-            DistStoreError: not all came in time, or another host has ended.
+            DistStoreError: a key did not appear in time, or another host has ended.
         """
         deadline = time.monotonic() + (timeout or self.timeout).total_seconds()
         while not self._store.check(keys):
@@ -70,11 +70,11 @@ class AgentsStore(Store):
             time.sleep(ASK_EVERY)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long to wait from now on."""
+        """Set how long to wait from now on."""
         self._store.set_timeout(timeout)
 
     @property
     def timeout(self) -> timedelta:
-        """How long to wait."""
+        """How long to wait by default."""
         store: Any = self._store  # torch's stubs lack it
         return timedelta(seconds=store.timeout.total_seconds())

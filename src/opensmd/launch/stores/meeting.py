@@ -1,7 +1,7 @@
-"""The store in which the smdruns of several hosts meet, made so that signals are heard while one waits.
+"""The store in which the smdruns of several hosts meet, where waiting does not block signals.
 
-torch's own waits for the server, and the server's for its clients, keep signals waiting as long: Ctrl-C on a
-host whose peers do not come would have no effect for a quarter of an hour.
+torch's own waits, for the server and of the server for its clients, delay signals: Ctrl-C on a host whose
+peers do not come would have no effect for a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SAY_AFTER = 5.0  # seconds
 def meeting_store(
     address: str, port: int, *, serves: bool, hosts: int | None, timeout: timedelta
 ) -> TCPStore:
-    """The store at ``address``; who serves it waits for nobody.
+    """Serve or connect to the store at ``address``; the server waits for nobody.
 
     Args:
         address: of host 0, with ``port``.
-        port: there.
+        port: of the store on host 0.
         serves: whether this is host 0.
-        hosts: how many there are; None, for torch, means any number.
-        timeout: for host 0 to serve it, and of the store.
+        hosts: the number of hosts; None means any number to torch.
+        timeout: how long to wait for host 0, and the store's own timeout.
 
     Raises:
-        DistError: it cannot be served or reached.
+        DistError: the store cannot be served or reached.
     """
     if serves:
         try:

@@ -1,8 +1,8 @@
-"""What a host's smdrun learns of the others' through their store: who begins again, and that one has ended.
+"""What a host's smdrun learns about the others through their store: who restarts, and who has ended.
 
-All hosts start their ranks again together, and count it alike, because ranks of different attempts do not
-meet. A host whose ranks have not noticed that another's failed (they wait for nobody, or for ever) ends them,
-so that its agent sees failed ranks like the others.
+All hosts restart their ranks together and number the attempts alike, because ranks of different attempts
+cannot meet. If a host's ranks do not notice that another's failed (they wait for nobody, or forever), it ends
+them, so that its agent sees failed ranks like the others.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 __all__ = ["OtherHosts"]
 
-PATIENCE = 5.0  # seconds that ranks have to notice a failure on another host, and to say so
+PATIENCE = 5.0  # seconds for ranks to notice and report a failure on another host
 ASK_EVERY = 0.05  # seconds
 ONE_MOMENT = timedelta(seconds=5)
 _ENDED = "smdrun/ended"
-_FINISHED = "torchelastic/agent/terminal_state/num_members"  # how many agents wait for others to finish
+_FINISHED = "torchelastic/agent/terminal_state/num_members"  # counts agents that wait for others to finish
 
 
 class OtherHosts:
     """The other hosts of a job.
 
     Args:
-        count: of hosts, with this one.
+        count: the number of hosts, including this one.
         signal_ranks: sends this host's ranks a signal.
     """
 
@@ -42,10 +42,10 @@ class OtherHosts:
         self.ended_our_ranks = False
 
     def meet(self, store: Store, timeout: timedelta) -> None:
-        """Wait until all hosts begin this attempt.
+        """Wait until all hosts start this attempt.
 
         Raises:
-            RendezvousClosedError: another host has ended, or its ranks have come to their end.
+            RendezvousClosedError: another host has ended, or its ranks have finished.
             DistError: another host did not come in time, or the store's host is gone.
         """
         self._store, self._noticed, self.ended_our_ranks = store, None, False
@@ -63,7 +63,7 @@ class OtherHosts:
             arrived = store.add(key, 0)
 
     def look(self) -> None:
-        """End this host's ranks where another host's have failed, and these did not notice in time."""
+        """End this host's ranks if another host's have failed and these did not notice in time."""
         if not self._others_failed():
             return
         now = time.monotonic()
@@ -76,14 +76,14 @@ class OtherHosts:
             self._signal_ranks(signal.SIGKILL)
 
     def say_that_this_has_ended(self) -> None:
-        """Let the others know that this host starts no ranks any more."""
+        """Tell the others that this host will start no more ranks."""
         if self._store is not None:
             with contextlib.suppress(dist.DistError):  # the store's host is gone
                 self._store.set_timeout(ONE_MOMENT)
                 self._store.set(_ENDED, "1")
 
     def one_has_ended(self) -> bool:
-        """Whether another host starts no ranks any more."""
+        """Whether another host will start no more ranks."""
         return self._store is not None and self._store.check([_ENDED])
 
     def _others_failed(self) -> bool:

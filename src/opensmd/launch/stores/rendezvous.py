@@ -1,10 +1,10 @@
 """How the agents of a job find each other, and the store that its ranks meet in.
 
-torch's own dynamic rendezvous keeps pickled state in a store that anybody on the network can write to. On
-one host there is one agent: what it tells itself stays in its memory, and the ranks' store listens on the
-loopback. Between hosts the static rendezvous serves: it keeps nothing pickled, and its store listens at
-``--master-addr`` alone where that is an IP address of host 0. With a job's secret the agents believe nothing
-in it that was written without.
+torch's own dynamic rendezvous keeps pickled state in a store that anybody on the network can write to. On one
+host there is one agent: its own state stays in memory, and the ranks' store listens on the loopback. Between
+hosts, torch's static rendezvous is enough: it pickles nothing, and its store listens only at
+``--master-addr`` if that is an IP address of host 0. With a job secret, agents ignore values written without
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIMEOUT = 900  # seconds that the agents of several hosts wait for each other
 
 
 def register() -> None:
-    """Let torch's launcher find the rendezvous under :data:`BACKEND`."""
+    """Make the rendezvous known to torch's launcher as :data:`BACKEND`."""
     rendezvous_handler_registry.register(BACKEND, _make)
 
 
@@ -57,11 +57,11 @@ def _make(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 class OneHost(RendezvousHandler):
-    """The rendezvous of an agent that is alone.
+    """The rendezvous of a single agent.
 
     Args:
         run_id: the id of the job.
-        before_attempt: called before the ranks are started, again if they are; what it raises ends the agent.
+        before_attempt: called each time before the ranks are started; what it raises ends the agent.
     """
 
     def __init__(self, run_id: str, before_attempt: Callable[[], None] | None = None) -> None:
@@ -70,16 +70,16 @@ class OneHost(RendezvousHandler):
         self._ranks_store: TCPStore | None = None
 
     def get_backend(self) -> str:
-        """The handler's name in torch's registry."""
+        """Return the handler's name in torch's registry."""
         return BACKEND
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks find the store at MASTER_ADDR and MASTER_PORT and serve none themselves."""
+        """True: ranks find the store at MASTER_ADDR and MASTER_PORT and serve none themselves."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """A place for the agent's own words, and a new store for this attempt of the ranks."""
+        """Return a store in memory for the agent itself, and a new one for this attempt of the ranks."""
         self._before_attempt()
         self._ranks_store = served_store(
             LOOPBACK, 0, None, timeout=timedelta(seconds=TIMEOUT), wait_for_workers=False
@@ -87,18 +87,18 @@ class OneHost(RendezvousHandler):
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._ranks_store.port))
 
     def is_closed(self) -> bool:
-        """Never: nobody else could close it."""
+        """False: nobody else could close it."""
         return False
 
     def set_closed(self) -> None:
-        """Nobody waits to hear of it."""
+        """Do nothing: nobody waits for it."""
 
     def num_nodes_waiting(self) -> int:
-        """None: no other host can join."""
+        """Return 0: no other host can join."""
         return 0
 
     def get_run_id(self) -> str:
-        """The id of the job."""
+        """Return the id of the job."""
         return self._run_id
 
     def shutdown(self) -> bool:
@@ -108,9 +108,9 @@ class OneHost(RendezvousHandler):
 
 
 class SeveralHosts(StaticTCPRendezvous):
-    """torch's static rendezvous, whose store listens only where the agents were sent.
+    """torch's static rendezvous, with a store that listens only at the agents' address.
 
-    All hosts begin each attempt of the ranks together.
+    All hosts start each attempt of the ranks together.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SeveralHosts(StaticTCPRendezvous):
         self._others = others
 
     def get_backend(self) -> str:
-        """The handler's name in torch's registry."""
+        """Return the handler's name in torch's registry."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -143,6 +143,6 @@ class SeveralHosts(StaticTCPRendezvous):
         return RendezvousInfo(store, found.rank, found.world_size, ranks_store)
 
     def num_nodes_waiting(self) -> int:
-        """None: no host can join. The agent asks while its ranks run: a time to look at the others."""
+        """Return 0: no host can join. The agent asks while its ranks run, so look at the other hosts here."""
         self._others.look()
         return 0

@@ -1,4 +1,4 @@
-"""The store of several hosts' agents, where the job has a secret: no agent acts on what a stranger wrote."""
+"""The store of several hosts' agents in a job with a secret: no agent acts on what a stranger wrote."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["SealedStore"]
 
 
 class SealedStore(AgentsStore):
-    """Another store whose values are sealed with a secret, each under its own key.
+    """Wraps a store and seals each value with a secret, under its own key.
 
-    Counters of ``add`` are the store's own and cannot be: who writes to them can stop a job, no more.
+    The counters of ``add`` cannot be sealed, because the store itself adds. Whoever writes to them can stop a
+    job, but no more.
     """
 
     def __init__(self, store: Store, secret: JobSecret, in_vain: Callable[[], bool] = lambda: False) -> None:
@@ -31,6 +32,6 @@ class SealedStore(AgentsStore):
         """Wait for a value.
 
         Raises:
-            SecretError: it was written by somebody who does not know the secret.
+            SecretError: the value was written by somebody who does not know the secret.
         """
         return self._secret.open(key, super().get(key))
