@@ -8,6 +8,7 @@ between hosts, CUDA tensors through torch's NCCL; ``making`` says how it comes a
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,7 @@ from opensmd.collectives.stores._torch_internals import (
     listen_where_asked,
     rendezvous_address,
 )
+from opensmd.collectives.stores.place import require_place
 from opensmd.environment.ignored import warn_of_ignored
 
 __all__ = ["NAME", "create", "register"]
@@ -49,12 +51,12 @@ def register() -> None:
 def create(torch_options: Any, own_options: Any = None) -> Any:
     """What torch calls for every group whose backend is "smddp"."""
     size, rank = torch_options.group_size, torch_options.group_rank
-    if not 0 <= rank < size:
-        raise ValueError(
-            f"smddp: rank {rank} cannot be one of {size}: ranks go from 0 to {size - 1}. RANK and WORLD_SIZE "
-            "do not fit, or rank and world_size of init_process_group"
-        )
+    require_place(rank, size)
     ranks = torch_options.global_ranks_in_group or range(size)
     timeout = own_options._timeout if own_options is not None else torch_options.timeout
+    if timeout <= timedelta(0):
+        raise ValueError(
+            f"smddp: the timeout of a group must be longer than 0 s, got {timeout.total_seconds():g} s"
+        )
     place = Membership(torch_options.store, rank, tuple(ranks), timeout, torch_options.group_id)
     return make_group(place)

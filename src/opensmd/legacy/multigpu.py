@@ -25,6 +25,7 @@ _IN_PLACE: dict[reduce_op, Callable[..., torch.Tensor]] = {
 }
 
 
+@torch.no_grad()
 def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: Group = group.WORLD) -> None:
     """Copy ``tensor_list[0]`` of rank ``src`` to all other tensors of all members, its own others included.
 
@@ -39,6 +40,7 @@ def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: Gro
         _copy_to_others(tensor_list[0], tensor_list)
 
 
+@torch.no_grad()
 def all_reduce_multigpu(
     tensor_list: Sequence[torch.Tensor], op: reduce_op = reduce_op.SUM, group: Group = group.WORLD
 ) -> None:
@@ -54,6 +56,7 @@ def all_reduce_multigpu(
         _copy_to_others(tensor_list[0], tensor_list)
 
 
+@torch.no_grad()
 def reduce_multigpu(
     tensor_list: Sequence[torch.Tensor], dst: int, op: reduce_op = reduce_op.SUM, group: Group = group.WORLD
 ) -> None:
@@ -66,6 +69,7 @@ def reduce_multigpu(
             tensor_list[0].copy_(total)
 
 
+@torch.no_grad()
 def all_gather_multigpu(
     output_tensor_lists: Sequence[Sequence[torch.Tensor]],
     input_tensor_list: Sequence[torch.Tensor],
@@ -96,6 +100,8 @@ def all_gather_multigpu(
             f"{[len(inner) for inner in output_tensor_lists]} tensors; expected {count} list(s) of "
             f"{members * count}: {members} processes with {count} tensors each"
         )
+    for outputs in output_tensor_lists:
+        _check_list("all_gather_multigpu", [first, *outputs])
     gathered = [torch.empty_like(own) for _ in range(members)]
     api.all_gather(gathered, own, group)
     parts = [theirs[index] for theirs in gathered for index in range(count)]

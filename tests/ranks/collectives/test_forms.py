@@ -105,6 +105,37 @@ def run_in_place() -> None:
         exchanged = torch.stack([torch.full((count,), float(10 * rank + i)) for i in range(size)])
         dist.all_to_all_single(exchanged, exchanged)
         assert torch.equal(exchanged[:, 0], torch.tensor([10.0 * i + rank for i in range(size)]))
+        run_overlapping(count)
+
+
+def run_overlapping(count: int) -> None:
+    """Inputs that lie where results come, but not where NCCL allows it."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    whole = mine(count).repeat(size, 1)
+    shifted = [*whole[1:], whole[0]]
+    dist.all_gather(shifted, whole[rank])
+    assert torch.equal(torch.stack(shifted), torch.stack(all_of(count)))
+    whole = mine(count).repeat(size, 1)
+    dist.gather(whole[1], list(whole) if rank == 0 else None, 0)
+    assert rank != 0 or torch.equal(whole, torch.stack(all_of(count)))
+    given = torch.stack(all_of(count))
+    room = given[1] if rank == 0 else torch.empty(count)
+    dist.scatter(room, list(given) if rank == 0 else None, 0)
+    assert torch.equal(room, mine(count))
+    whole = torch.zeros(size * count)
+    whole[1 : count + 1] = mine(count)
+    dist.all_gather_single(whole, whole[1 : count + 1])
+    assert torch.equal(whole.view(size, count), torch.stack(all_of(count)))
+    whole = torch.stack(all_of(count))
+    room = whole.flatten()[1 : count + 1]
+    dist.reduce_scatter_single(room, whole)
+    assert torch.equal(room, mine(count) * size)
+    whole = torch.stack(all_of(count))
+    dist.reduce_scatter(whole[rank - 1], list(whole))
+    assert torch.equal(whole[rank - 1], mine(count) * size)
+    exchanged = torch.stack([torch.full((count,), float(10 * rank + i)) for i in range(size)])
+    dist.all_to_all(list(exchanged), list(exchanged))
+    assert torch.equal(exchanged[:, -1], torch.tensor([10.0 * i + rank for i in range(size)]))
 
 
 def run_coalesced() -> None:
@@ -152,6 +183,13 @@ def run_sparse() -> None:
     assert empty._nnz() == 0
     with pytest.raises(ValueError, match="can only sum"):
         dist.all_reduce(torch.eye(size).to_sparse(), dist.ReduceOp.MAX)
+    # Places that only some ranks have, and the group goes on.
+    for others in (torch.eye(99), torch.eye(2, 3)):
+        with pytest.raises(dist.DistBackendError, match=r"Float of shape \[2, 2\] with 2 sparse axes"):
+            dist.all_reduce((torch.eye(2) if rank == 0 else others).to_sparse())
+    sparse = torch.eye(2).to_sparse()
+    dist.all_reduce(sparse)
+    assert torch.equal(sparse.to_dense(), size * torch.eye(2))
 
 
 def run_premultiplied() -> None:
@@ -348,6 +386,8 @@ def run_wrong_arguments() -> None:
         dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)
     with pytest.raises(NotImplementedError, match=r"avg for Bool.*tensor\.float\(\)"):
         dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
+    with pytest.raises(ValueError, match="timeout of a group must be longer than 0 s, got -3 s"):
+        dist.new_group(timeout=timedelta(seconds=-3))
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size

@@ -219,14 +219,19 @@ def wrong_arguments(port: int) -> None:
         ):
             with pytest.raises(ValueError, match=r"expected reduce_op\.SUM, PRODUCT, MAX or MIN"):
                 call(other)
+    for room in (torch.empty(2, dtype=torch.int32), torch.empty(3)):
+        with pytest.raises(
+            RuntimeError, match="all_gather_multigpu: tensor sizes do not match: tensor 1 has"
+        ):
+            dist.all_gather_multigpu([[room, room]], [torch.ones(2)])
     with pytest.raises(TypeError, match=r"broadcast_multigpu: expected a torch\.Tensor, got 1"):
         dist.broadcast_multigpu([1], 0)  # type: ignore[list-item]
     with pytest.raises(RuntimeError, match="all_reduce: expected dense tensors, got one of layout"):
         dist.all_reduce(torch.eye(2).to_sparse())
     with pytest.raises(ValueError, match=r"device_ids=\[0\] are GPUs, but the module is on the CPU"):
         DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])
-    total = torch.ones(1)
-    dist.all_reduce(total)
+    total = torch.ones(1, requires_grad=True)
+    dist.all_reduce_multigpu([total])
     assert total.item() == 2
     dist.destroy_process_group()
 

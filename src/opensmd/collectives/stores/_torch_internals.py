@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 from opensmd.collectives.stores.deadlines import GRACE, call_within
 from opensmd.collectives.stores.in_turn import StoresInTurn
 from opensmd.collectives.stores.listening import bound_socket, speaks_of_other_hosts, why_no_connection
+from opensmd.collectives.stores.place import require_place
 from opensmd.environment.loopback import LOOPBACK_NAMES, why_loopback_is_down
 
 __all__ = [
@@ -78,7 +79,7 @@ def listen_where_asked() -> None:
     """Let the store that torch makes on rank 0 listen at its own address alone; see ``stores.listening``.
 
     And let the others wait for its answer no longer than their timeout, and never meet the store of the
-    default group before; see ``stores.in_turn``.
+    default group before; see ``stores.in_turn``. A rank that cannot be is refused before it waits for any.
     """
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous._create_c10d_store
@@ -87,6 +88,7 @@ def listen_where_asked() -> None:
     def create(
         hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
     ) -> Any:
+        require_place(rank, world_size)
         down = why_loopback_is_down() if hostname in LOOPBACK_NAMES else None
         if down is not None:
             raise dist.DistNetworkError(down)

@@ -49,3 +49,9 @@ def test_ranks_meet_at_an_address_of_the_scripts_own_under_a_launcher(rendezvous
     assert place == [0, 1]
     assert store.add("ranks", 1) == 1
     assert rendezvous._torchelastic_use_agent_store()
+
+
+def test_a_rank_that_cannot_be_is_refused_before_it_waits_for_a_rank_0(rendezvous: Any) -> None:
+    _torch_internals.listen_where_asked()
+    with pytest.raises(ValueError, match="rank 2 cannot be one of 2: ranks go from 0 to 1"):
+        next(rendezvous.rendezvous("tcp://127.0.0.1:1", 2, 2, timeout=timedelta(seconds=1)))

@@ -121,6 +121,14 @@ Flat::Flat(at::Tensor tensor, Use use) : tensor_(std::move(tensor)), use_(use) {
   }
 }
 
+bool Flat::overlaps(const Flat& other) const {
+  const auto* mine = static_cast<const char*>(flat_.const_data_ptr());
+  const auto* theirs = static_cast<const char*>(other.flat_.const_data_ptr());
+  return mine < theirs + other.flat_.nbytes() && theirs < mine + flat_.nbytes();
+}
+
+void Flat::copy() { flat_ = flat_.clone(); }
+
 void Flat::finish() {
   if (use_ == Use::Read || flat_.is_same(tensor_)) return;
   write_back(tensor_, flat_);

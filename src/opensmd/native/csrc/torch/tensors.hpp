@@ -52,6 +52,8 @@ class Flat {
   Flat(at::Tensor tensor, Use use);
   void* data() const { return flat_.data_ptr(); }
   size_t numel() const { return static_cast<size_t>(flat_.numel()); }
+  bool overlaps(const Flat& other) const;
+  void copy();  // what is only read, before others write into its memory
   void finish();
 
  private:

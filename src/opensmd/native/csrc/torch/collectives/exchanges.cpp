@@ -5,6 +5,7 @@
 
 #include "torch/backend.hpp"
 #include "torch/collectives/checks.hpp"
+#include "torch/collectives/in_place.hpp"
 #include "torch/collectives/lists.hpp"
 
 namespace opensmd {
@@ -69,6 +70,7 @@ void SmddpBackend::run_all_gather(const Tensors& outputs, const at::Tensor& inpu
   auto as = moved_as(input.scalar_type());
   Flat in(input, Flat::Use::Read);
   auto outs = flats(outputs, Flat::Use::Write);
+  set_apart(in, outs, rank_);
   auto counts = counts_of(outputs, as.units);
   transport_->all_gather(in.data(), pointers(outs).data(), counts.data(), as.dtype, call(text, timeout));
   finish(outs);
@@ -92,6 +94,7 @@ void SmddpBackend::run_all_gather_into(const at::Tensor& output, const at::Tenso
   Flat out(output, Flat::Use::Write);
   std::vector<size_t> counts(static_cast<size_t>(size_), in.numel() * as.units);
   auto outs = slices(out.data(), counts, as.dtype);
+  set_apart(in, out, outs[static_cast<size_t>(rank_)]);
   transport_->all_gather(in.data(), as_outputs(outs), counts.data(), as.dtype, call(text, timeout));
   out.finish();
 }
@@ -161,6 +164,7 @@ WorkPtr SmddpBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, con
                  auto as = moved_as(input.scalar_type());
                  Flat in(input, Flat::Use::Read);
                  auto outs = flats(output, Flat::Use::Write);
+                 set_apart(in, outs, root);
                  auto to = pointers(outs);
                  transport_->gather(in.data(), to.empty() ? nullptr : to.data(), in.numel() * as.units, as.dtype,
                                     root, call(text, timeout));
@@ -190,6 +194,7 @@ WorkPtr SmddpBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, co
                  auto as = moved_as(output.scalar_type());
                  Flat out(output, Flat::Use::Write);
                  auto ins = flats(input, Flat::Use::Read);
+                 set_apart(ins, out, root);
                  auto from = pointers(ins);
                  transport_->scatter(from.empty() ? nullptr : as_inputs(from), out.data(), out.numel() * as.units,
                                      as.dtype, root, call(text, timeout));
@@ -213,6 +218,9 @@ void SmddpBackend::run_all_to_all(const Tensors& outputs, const Tensors& inputs,
   auto as = moved_as(inputs[0].scalar_type());
   auto ins = flats(inputs, Flat::Use::Read);
   auto outs = flats(outputs, Flat::Use::Write);
+  for (auto& in : ins) {
+    for (const auto& out : outs) set_apart(in, out, nullptr);
+  }
   auto in_counts = counts_of(inputs, as.units);
   auto out_counts = counts_of(outputs, as.units);
   transport_->all_to_all(as_inputs(pointers(ins)), in_counts.data(), pointers(outs).data(), out_counts.data(),
@@ -236,9 +244,9 @@ WorkPtr SmddpBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::
                [this, output, input, as, out_counts = std::move(out_counts), in_counts = std::move(in_counts),
                 timeout = opts.timeout] {
                  ShapeText text(input);
-                 const bool overlaps = output.storage().is_alias_of(input.storage());
-                 Flat in(overlaps ? input.clone() : input, Flat::Use::Read);
+                 Flat in(input, Flat::Use::Read);
                  Flat out(output, Flat::Use::Write);
+                 set_apart(in, out, nullptr);
                  auto ins = slices(in.data(), in_counts, as.dtype);
                  auto outs = slices(out.data(), out_counts, as.dtype);
                  transport_->all_to_all(as_inputs(ins), in_counts.data(), as_outputs(outs), out_counts.data(),

@@ -4,6 +4,7 @@
 
 #include "torch/backend.hpp"
 #include "torch/collectives/checks.hpp"
+#include "torch/collectives/in_place.hpp"
 #include "torch/collectives/lists.hpp"
 
 namespace opensmd {
@@ -81,6 +82,7 @@ void SmddpBackend::run_reduce_scatter(const at::Tensor& output, const Tensors& i
   auto as = reduced_as(output.scalar_type(), how.reduction);
   Flat out(output, Flat::Use::Write);
   auto ins = flats(inputs, Flat::Use::Read);
+  set_apart(ins, out, rank_);
   auto counts = counts_of(inputs, as.units);
   transport_->reduce_scatter(as_inputs(pointers(ins)), counts.data(), out.data(), as.dtype, how.reduction, how.factor,
                              call(text, timeout));
@@ -107,6 +109,8 @@ void SmddpBackend::run_reduce_scatter_from(const at::Tensor& output, const at::T
   Flat out(output, Flat::Use::Write);
   Flat in(input, Flat::Use::Read);
   std::vector<size_t> counts(static_cast<size_t>(size_), out.numel() * as.units);
+  const char* own = slices(in.data(), counts, as.dtype)[static_cast<size_t>(rank_)];
+  if (out.data() != own) set_apart(in, out, nullptr);
   auto ins = slices(in.data(), counts, as.dtype);
   transport_->reduce_scatter(as_inputs(ins), counts.data(), out.data(), as.dtype, how.reduction, how.factor,
                              call(text, timeout));

@@ -1,0 +1,18 @@
+"""A rank and a world size that do not fit: such a process would wait for a rank 0 that may not exist."""
+
+from __future__ import annotations
+
+__all__ = ["require_place"]
+
+
+def require_place(rank: int, size: int) -> None:
+    """Refuse a rank that a group of ``size`` does not have.
+
+    Raises:
+        ValueError: it has none such.
+    """
+    if not 0 <= rank < size:
+        raise ValueError(
+            f"rank {rank} cannot be one of {size}: ranks go from 0 to {size - 1}. RANK and WORLD_SIZE "
+            "do not fit, or rank and world_size of init_process_group"
+        )
