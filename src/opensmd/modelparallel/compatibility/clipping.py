@@ -1,8 +1,8 @@
-"""A word to scripts that clip the norm of a split model's gradients with torch's own function.
+"""Warning scripts that clip the gradients of a split model with torch's own function.
 
-``torch.nn.utils.clip_grad_norm_`` finds no gradients at parameters of other ranks and takes the norm of one
-partition, so that every partition is scaled by a factor of its own. Parameters that live elsewhere are told
-when somebody reads their gradient, and look who does.
+``torch.nn.utils.clip_grad_norm_`` finds no gradients on parameters of other ranks and takes the norm of one
+partition, so every partition would be scaled by its own factor. Parameters that live elsewhere notice when
+their gradient is read, and check by whom.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["ClippingWarning"]
 
 
 class ClippingWarning:
-    """Said once of a placed model; its parameters of other ranks share one of these.
+    """The warning of a placed model, given once; its parameters on other ranks share this object.
 
     Args:
-        stages: how many have parameters; with one, the norm of its gradients is that of all.
+        stages: how many stages have parameters; with one, the norm of its gradients is that of all.
     """
 
     def __init__(self, stages: int) -> None:
@@ -27,7 +27,7 @@ class ClippingWarning:
 
     def gradient_was_read(self) -> None:
         """Warn if the caller's caller is torch's function."""
-        # Five levels to the script, with the function under no_grad that torch makes of its own.
+        # Five levels up to the script, including the function that torch wraps with no_grad.
         level = reader_of_gradient(sys._getframe(2), 5)
         if level is None or not self._is_due:
             return

@@ -1,7 +1,7 @@
 """Marks on modules that are created while a context is open (``smp.partition``, ``smp.tensor_parallelism``).
 
-Contexts see modules because ``nn.Module.__init__`` is wrapped while at least one of any kind is open, and
-restored when the last one closes.
+While at least one context of any kind is open, ``nn.Module.__init__`` is wrapped; it is restored when the
+last one closes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["CreationMark"]
 
 
 class _Wrapped:
-    """How many contexts are open in all threads, and torch's own constructor meanwhile."""
+    """The number of open contexts in all threads, and torch's own constructor while there are any."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -30,10 +30,10 @@ _marks: list[CreationMark] = []
 
 
 class CreationMark:
-    """One kind of mark; there are as many as kinds of contexts.
+    """One kind of mark, for one kind of context.
 
     Args:
-        attribute: of the module, in its ``__dict__``, that says in which context it was created.
+        attribute: the key in a module's ``__dict__`` that says in which context it was created.
     """
 
     def __init__(self, attribute: str) -> None:
@@ -43,7 +43,7 @@ class CreationMark:
 
     @property
     def values(self) -> list[Any]:
-        """What modules of this thread get, the innermost context last."""
+        """The marks that new modules of this thread get, the innermost context last."""
         if not hasattr(self._stack, "values"):
             self._stack.values = []
         values: list[Any] = self._stack.values

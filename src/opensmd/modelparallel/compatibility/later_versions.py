@@ -1,6 +1,6 @@
-"""Names of later versions of the library that do not exist here: each says so when it is used.
+"""Names of later versions of the library that do not exist here: using one raises an error that says so.
 
-Scripts that import them but leave them alone run; nothing is silently absent.
+Scripts may still import them; nothing is silently absent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TEST_HELPER = (
 
 
 def verify(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises SMPUnsupportedError."""
+    """Raise SMPUnsupportedError."""
     raise SMPUnsupportedError(f"smdistributed.modelparallel.test.torch.utils.verify: {TEST_HELPER}")
 
 
 def dump_model(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raises SMPUnsupportedError."""
+    """Raise SMPUnsupportedError."""
     raise SMPUnsupportedError(f"smdistributed.modelparallel.test.torch.utils.dump_model: {TEST_HELPER}")

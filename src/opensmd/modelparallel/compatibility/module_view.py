@@ -1,15 +1,15 @@
-"""What ``model.module`` is: the user's module once more, with one level below it.
+"""The object ``model.module``: a view of the user's module, with one level below it.
 
-In the originals wrappers lie between DistributedModel and the user's module, and scripts reach through them:
-``model.module.module.state_dict()``. An alias (``module.module is module``) would
-loop all code that unwraps by ``while hasattr(model, "module")``. So ``model.module`` is an object of a class
-derived from the user's, with the very same attributes, because both have one ``__dict__``; its ``module`` is
-the user's module, which has none:
+In the originals there are wrappers between DistributedModel and the user's module, and scripts reach through
+them: ``model.module.module.state_dict()``. With an alias (``module.module is module``), code that unwraps by
+``while hasattr(model, "module")`` would loop forever. So ``model.module`` is an object of a class derived
+from the user's, which shares its ``__dict__`` and so its attributes; its ``module`` is the user's module,
+which has none:
 
     DistributedModel  .module ->  view  .module ->  the user's module
                                     `---- __dict__ ----'
 
-With a model in 16 bits the originals had a wrapper more, and there is a view more.
+For a model in 16 bits the originals have one more wrapper, so there is one more view.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["is_view_of", "view_of", "viewed"]
 
 
 class ModuleView:
-    """Another object with the attributes of a module; comes before the user's class in a view's class.
+    """An object that shares a module's attributes; the first base of a view's class, before the user's class.
 
-    Calls, copies, pickles and changes of class are the module's, and it is equal to the module.
+    Calls, copies, pickles and class changes go to the module, and the view equals the module.
     """
 
     __slots__ = ()
@@ -33,11 +33,11 @@ class ModuleView:
     _below: Any
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Keep views out of the registers that user's classes have of those derived from them."""
+        """Keep views out of registries of subclasses that the user's classes may have."""
 
     @property
     def module(self) -> Any:
-        """What the user's module calls so, or else the level below."""
+        """The user's module's own attribute of this name, or else the level below."""
         return getattr(self._viewed, "module", self._below)
 
     @module.setter
@@ -46,7 +46,7 @@ class ModuleView:
 
     @property
     def __class__(self) -> Any:
-        """The user's class, also once a library has put another one in its place."""
+        """The user's current class, even if a library has replaced it."""
         return type(self._viewed)
 
     @__class__.setter
@@ -66,11 +66,11 @@ class ModuleView:
         return self._viewed.__reduce_ex__(protocol)
 
     def __del__(self) -> None:
-        """Leave what the user's class does at its end to the module."""
+        """Leave the finalizer of the user's class to the module."""
 
 
 def view_of(module: nn.Module, levels: int = 1) -> Any:
-    """A view of ``module``, of a class derived from its class, with so many ``levels`` above the module."""
+    """Return a view of ``module``, of a class derived from its own, ``levels`` above the module."""
     cls = type(module)
     names = {
         "__slots__": ("_viewed", "_below"),
@@ -83,17 +83,17 @@ def view_of(module: nn.Module, levels: int = 1) -> Any:
     for _ in range(levels):
         view: Any = object.__new__(kind)
         view.__dict__ = module.__dict__
-        object.__setattr__(view, "_viewed", module)  # not nn.Module's, which would register a child
+        object.__setattr__(view, "_viewed", module)  # nn.Module's __setattr__ would register a child
         object.__setattr__(view, "_below", below)
         below = view
     return below
 
 
 def viewed(module: nn.Module) -> nn.Module:
-    """The module itself, of a view or of itself."""
+    """Return the module behind a view, or the module itself."""
     return module._viewed if issubclass(type(module), ModuleView) else module  # type: ignore[return-value]
 
 
 def is_view_of(view: object, module: nn.Module) -> bool:
-    """Whether it is a view of this module, and of the class that the module has now."""
+    """Whether it is a view of this module with the module's current class."""
     return isinstance(view, type(module)) and type(view).__mro__[2] is type(module) and view == module

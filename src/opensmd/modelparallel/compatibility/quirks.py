@@ -1,6 +1,6 @@
-"""Habits of single libraries that split models meet, a function for each: which library, which version, why.
+"""Workarounds for habits of single libraries, one function each: which library, which version, and why.
 
-What is a habit of torch's own is in the files named ``_torch_internals.py``.
+Those for torch itself are in the files named ``_torch_internals.py``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["forget_fake_results", "name_original_forwards", "reader_of_gradient", "records_outputs"]
 
-_DEPTH = 4  # of containers in a result; what refers to itself must have an end
+_DEPTH = 4  # of containers in a result; those that contain themselves must end somewhere
 _CLIPPING = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
 
 
 def records_outputs(module: nn.Module) -> bool:
-    """Whether a module of transformers (4.56 to 5.24) says that it records what inner modules return.
+    """Whether a module of transformers (4.56 to 5.24) may record what inner modules return.
 
-    Its forward registers the hooks for that when it is first asked (``output_attentions=True``), so that none
-    can be seen before. ``can_record_outputs`` tells what they can be.
+    Its forward registers the hooks for that on the first request (``output_attentions=True``), so none can be
+    seen before. ``can_record_outputs`` tells which there can be.
     """
     return bool(getattr(module, "can_record_outputs", None))
 
@@ -35,7 +35,8 @@ def forget_fake_results() -> None:
     """Clear the caches of functions that have fake tensors among their results.
 
     transformers (since 4.30, in vision and detection models) keeps index tensors and positional embeddings in
-    ``functools.lru_cache``: what the dry run has left there has no data, and is there for all who ask later.
+    ``functools.lru_cache``. Those that the dry run has left there have no data, but later calls would get
+    them.
     """
     for candidate in gc.get_objects():
         if type(candidate) is functools._lru_cache_wrapper and _holds_fakes(
@@ -45,10 +46,10 @@ def forget_fake_results() -> None:
 
 
 def name_original_forwards(module: nn.Module) -> None:
-    """Let ``super()._orig_forward(...)`` work in the classes of ``module``'s modules that say so.
+    """Make ``super()._orig_forward(...)`` work in the classes of modules in ``module`` that call it.
 
     SageMaker's documentation (smdistributed.modelparallel 1.6 to 1.15) tells users to write this in a module
-    that extends another one, because there ``super().forward`` recursed. Here both do the same.
+    that extends another one, because ``super().forward`` recursed there. Here both do the same.
     """
     for cls in {type(submodule) for submodule in module.modules()}:
         if not any(_mentions(base, "_orig_forward") for base in cls.__mro__):
@@ -59,13 +60,13 @@ def name_original_forwards(module: nn.Module) -> None:
 
 
 def reader_of_gradient(frame: FrameType, level: int) -> int | None:
-    """The level of the script's frame if torch's ``clip_grad_norm_`` (2.13 to 2.15) reads the gradient.
+    """Return the level of the script's frame if torch's ``clip_grad_norm_`` (2.13 to 2.15) reads a gradient.
 
-    It looks at each parameter's gradient in a list comprehension, a frame of its own before Python 3.12.
+    It does so in a list comprehension, which has its own frame before Python 3.12.
 
     Args:
         frame: where a gradient is read.
-        level: of the one that has called it, as ``warnings.warn`` counts.
+        level: that of the frame's caller, as ``warnings.warn`` counts.
     """
     if frame.f_code.co_name == "<listcomp>" and frame.f_back is not None:
         frame, level = frame.f_back, level + 1

@@ -1,7 +1,7 @@
-"""Tensors made of other tensors, such as quantized weights: taken apart and put together.
+"""Taking apart and reassembling tensors made of other tensors, such as quantized weights.
 
-Their class says how (torch's ``__tensor_flatten__``). They have no memory of their own, so that what sends,
-compares or copies memory takes their parts. DTensors are left out: their parts are on several ranks.
+Their class says how (torch's ``__tensor_flatten__``). They have no memory of their own, so code that sends,
+compares or copies memory uses their parts. DTensors are excluded, because their parts are on several ranks.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Form:
-    """What a composite tensor is besides its parts.
+    """What describes a composite tensor besides its parts.
 
     Attributes:
         kind: its class.
         parts: the forms of its parts by name; None for plain tensors.
-        context: what its class needs besides.
-        shape, strides: what it looks like.
+        context: what else its class needs.
+        shape, strides: its own.
     """
 
     kind: Any
@@ -51,7 +51,7 @@ def is_composite(tensor: Tensor) -> bool:
 
 
 def form_of(tensor: Tensor) -> Form | None:
-    """What :func:`composed` needs; None for a plain tensor."""
+    """Return what :func:`composed` needs; None for a plain tensor."""
     if not is_composite(tensor):
         return None
     named, context = inside(tensor)
@@ -60,14 +60,14 @@ def form_of(tensor: Tensor) -> Form | None:
 
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:
-    """The plain tensors that a tensor is made of; a plain one is its own."""
+    """Return the plain tensors that a tensor is made of; a plain one is its own part."""
     if not is_composite(tensor):
         return [tensor]
     return [each for part in inside(tensor)[0].values() for each in plain_parts(part)]
 
 
 def composed(form: Form | None, parts: Iterator[Tensor]) -> Tensor:
-    """A tensor of this form made of the next plain ones, in the order of :func:`plain_parts`."""
+    """Reassemble a tensor of this form from the next plain ones, in the order of :func:`plain_parts`."""
     if form is None:
         return next(parts)
     inner = {name: composed(each, parts) for name, each in form.parts.items()}
@@ -76,22 +76,22 @@ def composed(form: Form | None, parts: Iterator[Tensor]) -> Tensor:
 
 
 def take_parts(tensor: Tensor, other: Tensor) -> None:
-    """Let a composite tensor be made of what ``other`` of its class is made of."""
+    """Make a composite tensor use the parts of ``other``, which has the same class."""
     for name, part in inside(other)[0].items():
         setattr(tensor, name, part)
 
 
 def empty_parts(tensor: Tensor) -> None:
-    """Let go of the data of a composite tensor; its parts keep their shapes."""
+    """Free the data of a composite tensor; its parts keep their shapes."""
     for name, part in inside(tensor)[0].items():
         if is_composite(part):
             empty_parts(part)
-        else:  # methods of its class may read it: on the meta device that does no harm
+        else:  # methods of its class may read it; on the meta device that is harmless
             without_data = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="meta")
             setattr(tensor, name, without_data)
 
 
 def inside(tensor: Any) -> tuple[dict[str, Tensor], Any]:
-    """The parts of a tensor made of others, by name, and what its class needs besides."""
+    """Return the parts of a composite tensor by name, and what else its class needs."""
     names, context = tensor.__tensor_flatten__()
     return {name: getattr(tensor, name) for name in names}, context

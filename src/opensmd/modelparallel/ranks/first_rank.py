@@ -1,4 +1,4 @@
-"""The first rank of a group finds something out, for as long as that takes; the others wait, and learn it."""
+"""Letting a group's first rank compute something, for as long as it takes, while the others wait for it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 def from_first_rank(call: Callable[[], T], group: dist.ProcessGroup, *, does: str, could_not: str) -> T:
-    """What ``call`` returns on the first rank of ``group``, on all its ranks; it must be picklable.
+    """Return, on all ranks of ``group``, what ``call`` returns on the first; it must be picklable.
 
     Args:
         call: what the first rank runs. It may not use ``group``.
-        group: all its ranks call this.
-        does: what the first rank does, for those that wait: "plans the partitions".
+        group: all its ranks must call this.
+        does: what the first rank does, for the waiting ranks: "plans the partitions".
         could_not: what it has failed to do if ``call`` raises: "partition the model".
 
     Raises:

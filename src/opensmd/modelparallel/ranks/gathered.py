@@ -1,4 +1,4 @@
-"""Which tensors have been gathered from ranks: who asked for them alone has them, and nobody writes them."""
+"""Remembering which tensors were gathered from ranks: only the caller has them, and nobody writes to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Gathered", "newly_gathered", "noting_gathered"]
 
 
 class Gathered:
-    """What has been gathered inside :func:`noting_gathered`.
+    """The tensors gathered inside :func:`noting_gathered`.
 
     Args:
         is_wanted: whether this rank uses it; otherwise it gets tensors without data (on the meta device).
@@ -24,14 +24,14 @@ class Gathered:
         self._tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     def note(self, tensor: Tensor) -> Tensor:
-        """Count in a tensor that was just made; returns what the rank gets."""
+        """Note a newly gathered tensor; return what the rank gets."""
         if not self._is_wanted:
             return tensor.to("meta")
         self._tensors[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
     def has_all_of(self, tensor: Tensor) -> bool:
-        """Whether the whole of its memory is what was gathered for it."""
+        """Whether all of the tensor's memory was gathered for it."""
         memory = tensor.untyped_storage()
         whole = tensor.is_contiguous() and memory.nbytes() == tensor.numel() * tensor.element_size()
         return whole and memory._cdata in self._tensors
@@ -42,7 +42,7 @@ _noting: ContextVar[Gathered | None] = ContextVar("noting_gathered", default=Non
 
 @contextlib.contextmanager
 def noting_gathered(*, is_wanted: bool = True) -> Iterator[Gathered]:
-    """Know afterwards what this thread has gathered meanwhile."""
+    """Record what this thread gathers inside."""
     found = Gathered(is_wanted=is_wanted)
     token = _noting.set(found)
     try:
@@ -52,6 +52,6 @@ def noting_gathered(*, is_wanted: bool = True) -> Iterator[Gathered]:
 
 
 def newly_gathered(tensor: Tensor) -> Tensor:
-    """``tensor``, whose memory was made to gather it, or its like without data if nobody wants it here."""
+    """Note ``tensor``, which was just gathered; return it, or one without data if it is not wanted here."""
     noting = _noting.get()
     return tensor if noting is None else noting.note(tensor)

@@ -1,4 +1,4 @@
-"""The rank grid: every rank's place in data, pipeline and tensor parallelism, and every group; pure.
+"""The rank grid: every rank's position in data, pipeline and tensor parallelism, and every group; pure.
 
 ``size = D x P x T``. The placement is the order in which the three coordinates vary over the global ranks,
 the last letter fastest: ``cluster`` is ``DPT`` (a replica's stages are neighbours), ``spread`` is ``TPD``.
@@ -35,7 +35,7 @@ class CommGroup(enum.Enum):
 
 
 class RankType(enum.Enum):
-    """How a rank number is to be read: as a rank within this group of the caller."""
+    """How to interpret a rank number: as a rank within this group of the caller."""
 
     WORLD_RANK = "WORLD"
     MP_RANK = "MP_GROUP"
@@ -46,13 +46,13 @@ class RankType(enum.Enum):
 
     @property
     def group(self) -> CommGroup:
-        """The group whose ranks these are."""
+        """The group that the rank is counted in."""
         return CommGroup[self.value]
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A rank's place: its replica, its stage, its part of the tensors."""
+    """A rank's position: its replica, its stage, its part of the tensors."""
 
     data: int
     pipeline: int
@@ -91,26 +91,26 @@ class RankGrid:
 
     @property
     def data(self) -> int:
-        """Number of replicas."""
+        """The number of replicas."""
         return self.size // (self.pipeline * self.tensor)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a global rank stands."""
+        """Return the position of a global rank."""
         found: dict[str, int] = {}
         for letter in reversed(self._order):
             rank, found[letter] = divmod(rank, self._length(letter))
         return Coordinates(found["D"], found["P"], found["T"])
 
     def members(self, group: CommGroup, rank: int) -> tuple[int, ...]:
-        """The global ranks, ascending, that make up ``group`` as ``rank`` sees it."""
+        """Return the global ranks, ascending, of the ``group`` that ``rank`` is in."""
         return _members(self, group, rank)
 
     def rank_in(self, group: CommGroup, rank: int) -> int:
-        """The number of a global rank within its ``group``."""
+        """Return the number of a global rank within its ``group``."""
         return self.members(group, rank).index(rank)
 
     def partition(self, group: CommGroup) -> list[tuple[int, ...]]:
-        """All groups of this kind, each ascending, in the order of their first ranks."""
+        """Return all groups of this kind, each ascending, in the order of their first ranks."""
         fixed = set("DPT") - set(group.value)
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for rank in range(self.size):
@@ -131,6 +131,6 @@ class RankGrid:
         return {"D": self.data, "P": self.pipeline, "T": self.tensor}[letter]
 
 
-@functools.cache  # asked for once a parameter, and there may be thousands of ranks
+@functools.cache  # called once per parameter, and there may be thousands of ranks
 def _members(grid: RankGrid, group: CommGroup, rank: int) -> tuple[int, ...]:
     return next(ranks for ranks in grid.partition(group) if rank in ranks)

@@ -1,6 +1,6 @@
 """The process groups of the rank grid, made once by ``smp.init``.
 
-Every rank makes every group, in the same order, because ``torch.distributed.new_group`` asks for that. Kinds
+Every rank creates every group, in the same order, because ``torch.distributed.new_group`` requires it. Kinds
 of groups with the same members (pipeline and model-parallel groups without tensor parallelism) share one.
 """
 
@@ -21,17 +21,17 @@ class Groups:
     """The groups that this rank belongs to.
 
     Args:
-        grid: where each rank stands.
+        grid: the position of each rank.
         rank: this process's global rank.
         backend: of the new groups; None takes the default group's.
-        timeout: of the new groups; None takes the default group's, as scripts expect that chose one for it.
+        timeout: of the new groups; None takes the default group's, as scripts that set it expect.
 
     Attributes:
-        messages: all ranks, for objects; its traffic never meets the user's.
+        messages: all ranks, for objects; kept apart from the user's traffic.
         owners: the ranks of this replica that have parameters, or None on one without.
-        owner_stages: the stages of these. All of them until :meth:`split_off_owners` says otherwise.
-        shards: the replicas that share out parameters among themselves; all, until :meth:`split_replicas`.
-        copies: the ranks of other such groups that have the same parts; None while there is one group.
+        owner_stages: the stages of these; all stages until :meth:`split_off_owners` is called.
+        shards: the replicas that split parameters among themselves; all, until :meth:`split_replicas`.
+        copies: the ranks in other such groups with the same parts; None while there is one group.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class Groups:
         return self._groups[kind]
 
     def members(self, kind: CommGroup) -> tuple[int, ...]:
-        """The global ranks of this rank's group, ascending; the i-th has rank i in it."""
+        """Return the global ranks of this rank's group, ascending; the i-th has rank i in it."""
         return self.grid.members(kind, self.rank)
 
     def rank_in(self, kind: CommGroup) -> int:
-        """This rank's number in its group."""
+        """Return this rank's number in its group."""
         return self.grid.rank_in(kind, self.rank)
 
     def size(self, kind: CommGroup) -> int:
-        """How many ranks this rank's group has."""
+        """Return the size of this rank's group."""
         return len(self.members(kind))
 
     def split_off_owners(self, stages: Sequence[int]) -> None:
-        """Set :attr:`owners` to the ranks of these stages in each replica; called on all ranks alike.
+        """Set :attr:`owners` to the ranks of these stages in each replica; all ranks must call alike.
 
-        Scripts skip ``optimizer.step()`` and its kind on a rank without parameters, so what such a call
-        exchanges may go through this group only.
+        Scripts skip calls such as ``optimizer.step()`` on a rank without parameters, so these may communicate
+        only through this group.
         """
         if tuple(stages) == self.owner_stages:
             return
@@ -89,7 +89,7 @@ class Groups:
                 self.owners = group
 
     def split_replicas(self, degree: int) -> None:
-        """Make :attr:`shards` of ``degree`` neighbouring replicas each; called on all ranks alike."""
+        """Split :attr:`shards` into ``degree`` neighbouring replicas each; all ranks must call alike."""
         for replicas in self.grid.partition(CommGroup.RDP_GROUP):
             rows = _rows(replicas, degree)
             for row in rows:
@@ -100,7 +100,7 @@ class Groups:
                 self.copies = group if self.rank in column else self.copies
 
     def all_shards(self) -> list[tuple[int, ...]]:
-        """The members of :attr:`shards` of all ranks."""
+        """Return the members of :attr:`shards` of all ranks."""
         degree = self.shards.size()
         return [row for members in self.grid.partition(CommGroup.RDP_GROUP) for row in _rows(members, degree)]
 
@@ -110,9 +110,9 @@ class Groups:
         return group
 
     def destroy(self) -> None:
-        """Give up every group made here, in the same order on all ranks."""
+        """Destroy every group created here, in the same order on all ranks."""
         for group in self._made:
-            if not isinstance(group, int):  # torch's mark of a group that this rank is not in
+            if not isinstance(group, int):  # torch's marker for a group without this rank
                 dist.destroy_process_group(group)
 
 
@@ -121,7 +121,7 @@ def _rows(replicas: tuple[int, ...], degree: int) -> list[tuple[int, ...]]:
 
 
 def default_group() -> dist.ProcessGroup:
-    """torch's, of all ranks, which there must be."""
+    """Return torch's default group, which must exist."""
     world = dist.group.WORLD
     assert world is not None
     return world

@@ -1,7 +1,7 @@
-"""One rank works for longer than a group's timeout while the others have nothing to do but wait for it.
+"""Letting one rank work for longer than a group's timeout while the others wait for it.
 
-As long as the working rank is alive it sends a sign of life now and then, from a thread of its own, so that
-no single wait of the others is long. If it dies they learn it as from any other collective.
+As long as the working rank is alive, a thread sends a sign of life from time to time, so no single wait of
+the others is long. If it dies, they learn it as from any other collective.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["keep_waiting", "wait_for"]
 logger = logging.getLogger("opensmd.modelparallel")
 
 MOST_SECONDS = 5.0  # between two signs of life
-REPORT_SECONDS = 60.0  # between two lines of those that wait
+REPORT_SECONDS = 60.0  # between two log lines of the waiting ranks
 _AT_WORK, _DONE = 0, 1
 
 
 @contextlib.contextmanager
 def keep_waiting(group: dist.ProcessGroup) -> Iterator[None]:
-    """While the body runs on this rank, the others of ``group`` wait in :func:`wait_for`.
+    """Keep the other ranks of ``group`` waiting in :func:`wait_for` while the body runs on this one.
 
     Nothing else may use ``group`` in the body.
     """
@@ -38,7 +38,7 @@ def keep_waiting(group: dist.ProcessGroup) -> Iterator[None]:
     pause = MOST_SECONDS if timeout is None else min(MOST_SECONDS, timeout.total_seconds() / 4)
 
     def beat() -> None:
-        with contextlib.suppress(RuntimeError):  # the main thread meets with the same failure
+        with contextlib.suppress(RuntimeError):  # the main thread will meet the same failure
             while not ended.wait(pause):
                 _signal(group, rank, _AT_WORK)
 
@@ -56,7 +56,7 @@ def wait_for(rank: int, group: dist.ProcessGroup, work: str) -> None:
     """Wait until the body of :func:`keep_waiting` ends on ``rank`` of ``group``, however long that takes.
 
     Args:
-        work: what that rank does, for the log: a line a minute.
+        work: what that rank does, for the log line once a minute.
 
     Raises:
         RuntimeError: that rank died, or gave no sign of life within the group's timeout.
@@ -70,7 +70,7 @@ def wait_for(rank: int, group: dist.ProcessGroup, work: str) -> None:
 
 
 def _signal(group: dist.ProcessGroup, source: int, mine: int) -> int:
-    """The number that ``source`` sends."""
+    """Receive the number that ``source`` sends."""
     number = torch.tensor([mine], dtype=torch.int64, device=control_device(group))
     dist.broadcast(number, group=group, group_src=source)
     return int(number.item())

@@ -1,4 +1,4 @@
-"""Which ranks of a grid are on which hosts, and so what of a job crosses the network between these. Pure."""
+"""Which ranks of a grid are on which hosts, and so which traffic crosses the network; pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HostGrid:
     """All ranks of a job on their hosts.
 
     Attributes:
-        grid: what each rank does.
+        grid: the position of each rank.
         hosts: the number of every rank's host.
     """
 
@@ -25,7 +25,7 @@ class HostGrid:
 
     @property
     def stages_apart(self) -> frozenset[tuple[int, int]]:
-        """Pairs of stages that some replica has on different hosts, the smaller one first."""
+        """Return pairs of stages that some replica has on different hosts, the lower one first."""
         return frozenset(
             (stage, stage + step)
             for stages in self.grid.partition(CommGroup.PP_GROUP)
@@ -36,7 +36,7 @@ class HostGrid:
 
     @property
     def sharing(self) -> int:
-        """The most replicas that send from one stage to the next over one host's link; at least 1."""
+        """Return the most replicas that send from one stage to the next over one host's link; at least 1."""
         senders: Counter[tuple[int, int]] = Counter()
         for stages in self.grid.partition(CommGroup.PP_GROUP):
             for stage, (one, other) in enumerate(itertools.pairwise(stages)):
@@ -46,7 +46,7 @@ class HostGrid:
 
     @property
     def averaging(self) -> float:
-        """Bytes over the busiest host's link for each byte of a stage's gradients, while all are averaged."""
+        """Return bytes on the busiest host's link per byte of a stage's gradients, while all are averaged."""
         crossing = dict.fromkeys(self.hosts, 0.0)
         for replicas in self.grid.partition(CommGroup.RDP_GROUP):
             on = {self.hosts[rank] for rank in replicas}
@@ -55,12 +55,12 @@ class HostGrid:
         return max(crossing.values())
 
     def spanning(self, group: CommGroup) -> tuple[int, int]:
-        """How many groups of this kind have ranks on several hosts, and how many there are."""
+        """Return how many groups of this kind span several hosts, and how many there are."""
         groups = self.grid.partition(group)
         return sum(len({self.hosts[rank] for rank in ranks}) > 1 for ranks in groups), len(groups)
 
     def in_words(self) -> str:
-        """What crosses between hosts by this placement."""
+        """Describe what crosses between hosts with this placement."""
         kinds = {
             "activations and their gradients": (CommGroup.PP_GROUP, self.grid.pipeline, "replica"),
             "gradients of weights": (CommGroup.RDP_GROUP, self.grid.data, "average"),

@@ -1,7 +1,7 @@
-"""Process groups on which something has failed, so that nothing waits on them again.
+"""Remembering process groups on which something has failed, so that nothing waits on them again.
 
-Messages of a failed step may be left, which another engine would take for its own, and ranks that are lost
-would be waited for in vain until another timeout.
+Leftover messages of a failed step could be mistaken for another engine's, and waiting for lost ranks would
+only end with another timeout.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _poisoned: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDi
 
 
 def poison(group: dist.ProcessGroup, what: str) -> None:
-    """``what`` has failed on this group, or has shown that the next step would."""
+    """Note that ``what`` has failed on this group, or has shown that the next step would fail."""
     _poisoned.setdefault(group, what)
 
 
 def require_sound(group: dist.ProcessGroup) -> None:
-    """Begin a step only where nothing has failed.
+    """Raise before a step if something has failed.
 
     Raises:
-        SMPError: something has, on ``group``.
+        SMPError: something has failed on ``group``.
     """
     if group in _poisoned:
         raise SMPError(

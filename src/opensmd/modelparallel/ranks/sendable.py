@@ -1,4 +1,4 @@
-"""What process groups can carry, and where: Gloo and NCCL read memory as it lies."""
+"""What process groups can carry, and on which device: Gloo and NCCL read raw memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ __all__ = ["control_device", "sendable"]
 
 
 def control_device(group: dist.ProcessGroup) -> torch.device:
-    """Where small tensors must be for ``group`` to carry them: the CPU, unless only an accelerator's backend
-    serves it."""
+    """Return the device for small tensors of ``group``: the CPU, unless only an accelerator has a backend."""
     if torch.device("cpu") in group._device_types or not torch.accelerator.is_available():
         return torch.device("cpu")
     return torch.device(torch.accelerator.current_accelerator() or "cpu")
 
 
 def sendable(tensor: Tensor) -> Tensor:
-    """The tensor without its graph, contiguous, conjugated or negated in memory; maybe the same memory."""
+    """Return the tensor detached, contiguous, conjugated or negated in memory; copied only if needed."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()

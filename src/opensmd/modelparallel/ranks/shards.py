@@ -1,4 +1,4 @@
-"""Which slice of a tensor each rank has, and whole tensors from slices; pure but for the group's size."""
+"""Which slice of a tensor each rank has, and whole tensors from slices; pure except for the group's size."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class Shard:
     """How a tensor is split.
 
     Attributes:
-        axis: along which.
-        size: of the whole tensor along it.
+        axis: the axis it is split along.
+        size: the whole tensor's size along it.
     """
 
     axis: int
     size: int
 
     def cut(self, whole: Tensor, parts: int, rank: int) -> Tensor:
-        """A rank's slice of the whole tensor, as a view."""
+        """Return a rank's slice of the whole tensor, as a view."""
         start, stop = bounds(self.size, parts, rank)
         return whole.narrow(self.axis, start, stop - start)
 
     def whole_shape(self, part: torch.Size) -> torch.Size:
-        """The shape of the whole of which a rank has a slice of shape ``part``."""
+        """Return the shape of the whole tensor, given the shape of a rank's slice."""
         return torch.Size((*part[: self.axis], self.size, *part[self.axis + 1 :]))
 
 
 class ShardedModule(nn.Module):
-    """A module that may have parameters of which each rank of the tensor-parallel group has a slice.
+    """A module that may have parameters split over the tensor-parallel group.
 
     Attributes:
         shards: its own split parameters and buffers, by name.
@@ -47,18 +47,18 @@ class ShardedModule(nn.Module):
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The memory of a tensor that this rank has: of torch's distributed tensors, the local one."""
+    """Return the tensor itself, or this rank's local tensor of a DTensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def bounds(size: int, parts: int, rank: int) -> tuple[int, int]:
-    """Where a rank's slice of ``size`` entries begins and ends; the last slices are shorter, as chunk's."""
+    """Return where a rank's slice of ``size`` entries begins and ends; as in chunk, the last are shorter."""
     longest = -(-size // parts)
     return min(rank * longest, size), min((rank + 1) * longest, size)
 
 
 def shards_of(module: nn.Module) -> dict[str, Shard]:
-    """The split parameters and buffers of a module and all below it, by full name; tied ones by each."""
+    """Return split parameters and buffers of a module and its submodules by all their full names."""
     return dict(_named_shards(module))
 
 

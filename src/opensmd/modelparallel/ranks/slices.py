@@ -1,4 +1,4 @@
-"""Equal slices of tensors, laid out as vectors: which a rank has, and wholes from all slices."""
+"""Equal slices of flattened tensors: which one a rank has, and whole tensors from all slices."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ BUCKET_BYTES = 25 << 20
 
 @dataclass(frozen=True)
 class Slicing:
-    """Among how many ranks vectors are shared out, and which of them this is."""
+    """The number of ranks that vectors are split over, and which of them this is."""
 
     ranks: int
     rank: int
 
     def length(self, elements: int) -> int:
-        """The elements of a slice; the last ones may be shorter, or empty."""
+        """Return the elements of a slice; the last ones may be shorter, or empty."""
         return -(-elements // self.ranks)
 
     def lengths(self, elements: int) -> list[int]:
-        """The elements of every rank's slice."""
+        """Return the elements of every rank's slice."""
         length = self.length(elements)
         return [max(0, min(length, elements - rank * length)) for rank in range(self.ranks)]
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """This rank's slice; a view of a contiguous tensor."""
+        """Return this rank's slice; a view if the tensor is contiguous."""
         vector, length = tensor.reshape(-1), self.length(tensor.numel())
         return vector[self.rank * length : (self.rank + 1) * length]
 
     def padded(self, own: Tensor, elements: int) -> Tensor:
-        """A slice at its full length, as it travels."""
+        """Return a slice padded to full length, as it travels."""
         whole = own.new_zeros(self.length(elements))
         whole[: own.numel()] = own
         return whole
@@ -48,20 +48,20 @@ class Slicing:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of tensors shared out among ranks, as FSDP2 does: the last ranks may have fewer, or none."""
+    """Tensors split over ranks by rows, as in FSDP2: the last ranks may have fewer, or none."""
 
     ranks: int
     rank: int
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """This rank's rows."""
+        """Return this rank's rows."""
         rows = tensor.shape[0]
         share = -(-rows // self.ranks)
         first = min(self.rank * share, rows)
         return tensor.narrow(0, first, min(share, rows - first))
 
     def whole(self, own: Tensor, shape: torch.Size, group: dist.ProcessGroup) -> Tensor:
-        """All rows; called on all ranks of ``group``."""
+        """Gather all rows; all ranks of ``group`` must call."""
         share = -(-shape[0] // self.ranks)
         rows = Slicing(self.ranks, self.rank).lengths(shape[0])
         if (spread := spread_over(own, shape, [each * shape[1:].numel() for each in rows])) is not None:
@@ -74,7 +74,7 @@ class Rows:
 
 
 def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.ProcessGroup) -> Tensor:
-    """A whole tensor from this rank's slice and those of the others; called on all ranks of ``group``."""
+    """Gather a whole tensor from the slices of all ranks of ``group``, which must all call."""
     if (spread := spread_over(own, shape, slicing.lengths(shape.numel()))) is not None:
         return spread
     mine = slicing.padded(own, shape.numel())
@@ -84,7 +84,7 @@ def gathered(own: Tensor, shape: torch.Size, slicing: Slicing, group: dist.Proce
 
 
 def gather_parameters(parameters: Sequence[nn.Parameter], slicing: Slicing, group: dist.ProcessGroup) -> None:
-    """Complete every parameter, of which this rank has a valid slice; called on all ranks of ``group``."""
+    """Complete every parameter from the slices of all ranks of ``group``, which must all call."""
     for bucket in in_buckets(parameters, BUCKET_BYTES):
         mine = torch.cat(
             [slicing.padded(slicing.cut(parameter.detach()), parameter.numel()) for parameter in bucket]

@@ -1,7 +1,7 @@
-"""Tensors that stay in pieces: what would be gathered from ranks is described, and collected piece by piece.
+"""Tensors left in pieces: what would be gathered from ranks is only described, and collected later.
 
-A checkpoint's file has whole tensors, but no rank needs memory for all of them at once: inside
-:func:`left_in_pieces` a gathering returns a tensor without data, and :class:`InPieces` knows its pieces.
+A checkpoint file has whole tensors, but no rank should need memory for all of them at once. Inside
+:func:`left_in_pieces`, gathering returns a tensor without data, and :class:`InPieces` knows its pieces.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["InPieces", "Spread", "left_in_pieces", "spread_over"]
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A tensor whose elements in a row are those of one rank after the other.
+    """A tensor whose flattened elements are those of the ranks, concatenated.
 
     Attributes:
-        number: the same on all ranks, and of no tensor with other data.
-        piece: this rank's elements, in a row.
+        number: the same on all ranks, and unique to this data.
+        piece: this rank's elements, flattened.
         shape: the whole tensor's.
         sizes: how many elements each rank of the group has.
     """
@@ -43,28 +43,28 @@ class Spread:
 
 
 class InPieces:
-    """What was left in pieces inside :func:`left_in_pieces`."""
+    """The tensors left in pieces inside :func:`left_in_pieces`."""
 
     def __init__(self) -> None:
-        self._spread: dict[int, tuple[Tensor, Spread]] = {}  # the tensors keep their numbers from others
+        self._spread: dict[int, tuple[Tensor, Spread]] = {}  # keeps tensors alive, so ids stay unique
         self._count = 0
 
     def note(self, own: Tensor, shape: torch.Size, sizes: Sequence[int]) -> Tensor:
-        """A tensor without data, in the place of one with these pieces."""
+        """Return a tensor without data in place of one with these pieces."""
         whole = own.new_empty(shape, device="meta")
         spread = self._new(own.detach().reshape(-1), tuple(shape), tuple(sizes))
         self._spread[whole.untyped_storage()._cdata] = whole, spread
         return whole
 
     def of(self, value: Any) -> Any:
-        """The pieces of a value that was left so; other values as they are."""
+        """Return the pieces of a tensor left in pieces, and other values unchanged."""
         if not isinstance(value, Tensor) or not value.is_meta:
             return value
         found = self._spread.get(value.untyped_storage()._cdata)
         return value if found is None else found[1]
 
     def flat_float(self, spread: Spread) -> Spread:
-        """These elements in a row and in FP32."""
+        """Return these elements, flattened and in FP32."""
         flat = (math.prod(spread.shape),)
         if spread.dtype is torch.float32:
             return dataclasses.replace(spread, shape=flat)
@@ -80,7 +80,7 @@ _leaving: ContextVar[InPieces | None] = ContextVar("left_in_pieces", default=Non
 
 @contextlib.contextmanager
 def left_in_pieces() -> Iterator[InPieces]:
-    """Gather nothing in this thread meanwhile; all ranks enter it, and would gather in one order."""
+    """Suspend gathering in this thread; all ranks must enter, and would gather in the same order."""
     found = InPieces()
     token = _leaving.set(found)
     try:
@@ -90,6 +90,6 @@ def left_in_pieces() -> Iterator[InPieces]:
 
 
 def spread_over(own: Tensor, shape: torch.Size, sizes: Sequence[int]) -> Tensor | None:
-    """What is returned in the place of a gathered tensor; None where it is to be gathered."""
+    """Return the stand-in for a gathered tensor; None if it should be gathered."""
     leaving = _leaving.get()
     return None if leaving is None else leaving.note(own, shape, sizes)

@@ -1,4 +1,4 @@
-"""What a user is told when stages take other times than planned."""
+"""The message to users when stages do not take the planned times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MOST_NAMED = 6
 
 
 def better_plan_text(plan: Plan, measured: Sequence[StageTimes], found: BetterPlan, *, replans: bool) -> str:
-    """The times, the better plan and what it saves, in a few sentences.
+    """Describe the times, the better plan and its savings in a few sentences.
 
     Args:
-        plan: the one that was followed.
-        measured: what a microbatch has taken on its stages.
-        found: what that says.
-        replans: the better plan is going to be followed.
+        plan: the plan that was followed.
+        measured: the time of a microbatch on each stage.
+        found: what follows from that.
+        replans: whether the job will switch to the better plan.
     """
     text = (
         f"the partitions do not take the shares of the work that were planned: a microbatch takes "
@@ -42,7 +42,7 @@ def better_plan_text(plan: Plan, measured: Sequence[StageTimes], found: BetterPl
 
 
 def _apart(first: float, second: float) -> tuple[str, str]:
-    """Both numbers with as few digits as show that they differ."""
+    """Format both numbers with just enough digits to tell them apart."""
     texts = [(f"{first:.{digits}f}", f"{second:.{digits}f}") for digits in range(7)]
     return next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
 
@@ -59,7 +59,7 @@ def _shares(plan: Plan) -> str:
 
 
 def _moves(before: Plan, after: Plan) -> str:
-    """Which modules go where, neighbours together."""
+    """Say which modules go where, with neighbours grouped."""
     kept = after.atomic()
     moved = [(name, home) for name, home in kept.items() if before.homes[name] != home]
     groups = [

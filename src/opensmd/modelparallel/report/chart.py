@@ -1,8 +1,8 @@
-"""The pipeline's events as a picture: one row a rank, microbatches as coloured blocks, waiting in grey.
+"""The pipeline's events as a picture: one row per rank, microbatches as coloured blocks, waiting in grey.
 
-Tensors that leave a rank are small triangles at the edge of its row that points to where they go.
+Small triangles at the edge of a row mark tensors leaving the rank, and point towards their destination.
 
-With a plan there are two charts on one axis of time: what the plan expected above what was.
+With a plan there are two charts on one time axis: what the plan expected above what happened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opensmd.modelparallel.report.expected import expected_events
 
 __all__ = ["draw_chart"]
 
-READABLE = 0.012  # of the whole width; a block narrower than that has no room for its number
+READABLE = 0.012  # of the whole width; a narrower block has no room for its number
 COLOURS = {"forward": "#4c78a8", "backward": "#f58518", "weights": "#eeca3b", "wait": "#dddddd"}
 SENDS = "sends"
 WORDS = {
@@ -34,8 +34,8 @@ def draw_chart(
     """Draw ``events`` into the image ``path`` (PNG, or whatever its suffix asks for).
 
     Args:
-        title: above all.
-        plan: what it expected is drawn above, with the same amount of work (``opensmd.current_plan()``).
+        title: at the top.
+        plan: what it expected is drawn above, scaled to the same work (``opensmd.current_plan()``).
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -62,7 +62,7 @@ def draw_chart(
 
 
 def _draw(axes: Any, events: Sequence[PipelineEvent], start: int, span: int) -> None:
-    """One chart: a row for each rank."""
+    """Draw one chart, with a row per rank."""
     ranks = sorted({event.rank for event in events})
     readable = READABLE * span / 1e6
     _draw_sends(axes, [event for event in events if event.kind == "send"], ranks, start)
@@ -94,7 +94,7 @@ def _draw(axes: Any, events: Sequence[PipelineEvent], start: int, span: int) -> 
 
 
 def _draw_sends(axes: Any, sends: Sequence[PipelineEvent], ranks: Sequence[int], start: int) -> None:
-    for marker, edge, down in ((7, 0.42, True), (6, -0.42, False)):  # triangles by the point they stand on
+    for marker, edge, down in ((7, 0.42, True), (6, -0.42, False)):  # triangles, by their anchor point
         drawn = [event for event in sends if (event.target > event.rank) is down]
         axes.scatter(
             [(event.start_ns - start) / 1e6 for event in drawn],

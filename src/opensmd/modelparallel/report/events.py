@@ -1,4 +1,4 @@
-"""Pipeline events of all ranks on one clock: what the chart, the trace and the bubble figure are made of."""
+"""Pipeline events of all ranks on one clock: the basis of the chart, the trace and the bubble figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ("forward", "backward", "weights", "wait", "send")
 
 
 class RecordedStretch(Protocol):
-    """What the engine records: times are :func:`time.perf_counter_ns` of its process."""
+    """What the engine records, with times from its process's :func:`time.perf_counter_ns`."""
 
     @property
     def microbatch(self) -> int: ...
@@ -29,7 +29,7 @@ class RecordedStretch(Protocol):
 
 
 class RecordedSend(Protocol):
-    """A tensor or gradient that has left, on the same clock."""
+    """A tensor or gradient that was sent, on the same clock."""
 
     @property
     def microbatch(self) -> int: ...
@@ -41,14 +41,14 @@ class RecordedSend(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineEvent:
-    """One stretch of work or waiting, or a tensor that leaves the rank, which takes no time of its own.
+    """One stretch of work or waiting, or a tensor leaving the rank, which takes no time.
 
     Attributes:
         rank: whose.
-        microbatch: -1 where waiting belongs to none.
+        microbatch: -1 for waiting that belongs to none.
         kind: "forward", "backward", "weights", "wait" or "send".
         start_ns, end_ns: nanoseconds of the wall clock.
-        target: of a send, the rank it goes to; else -1.
+        target: the rank that a send goes to; otherwise -1.
     """
 
     rank: int
@@ -65,7 +65,7 @@ def gather_events(
     *,
     sent: Iterable[RecordedSend] = (),
 ) -> list[PipelineEvent]:
-    """All ranks' records on the wall clock of their hosts. Collective over ``group``; every rank gets all."""
+    """Gather all ranks' records, on their hosts' wall clocks; all ranks of ``group`` must call."""
     rank = dist.get_rank(group)
     offset = wall_clock_offset()
     mine = [
@@ -95,7 +95,7 @@ def gather_events(
 
 
 def busy_share(events: Sequence[PipelineEvent]) -> dict[int, float]:
-    """Each rank's share of the whole span in which it computed; the rest is its bubble."""
+    """Return the share of the whole span for which each rank computed; the rest is its bubble."""
     if not events:
         return {}
     span = max(event.end_ns for event in events) - min(event.start_ns for event in events)

@@ -1,4 +1,4 @@
-"""The step that a plan foretells, as events: to be drawn above the one that ran."""
+"""The step that a plan predicts, as events, to be drawn above the one that ran."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KINDS = {"F": "forward", "B": "backward", "W": "weights"}
 
 
 def expected_events(plan: Plan, events: Sequence[PipelineEvent]) -> list[PipelineEvent]:
-    """What ranks would have done by ``plan`` in the time for which ``events`` have worked.
+    """Return what ranks would have done according to ``plan``, scaled to the work in ``events``.
 
-    Estimates are in seconds of no particular machine: all of them are stretched alike, so that the work of
-    all ranks together takes what it has taken. Nothing, where the plan knows no times.
+    Estimates are in seconds of no particular machine, so all are stretched by the same factor, to give the
+    measured total work. Empty if the plan has no times.
     """
     microbatches = 1 + max((event.microbatch for event in events), default=-1)
     if not microbatches or not all(load.seconds for load in plan.loads):
@@ -42,7 +42,7 @@ def _event(part: Part, stretch: float, begin: int) -> PipelineEvent:
 
 
 def _waits(drawn: Sequence[PipelineEvent]) -> list[PipelineEvent]:
-    """Between the first thing of all ranks and the last."""
+    """Fill gaps with waiting, from the first event of all ranks to the last."""
     begin, end = min(event.start_ns for event in drawn), max(event.end_ns for event in drawn)
     waits = []
     for rank in {event.rank for event in drawn}:

@@ -1,4 +1,4 @@
-"""What there is to see of this job's own pipeline: its plan, and what every rank did in the last step."""
+"""A look at this job's own pipeline: its plan, and what every rank did in the last step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["current_plan", "pipeline_events"]
 
 
 def current_plan() -> Plan:
-    """The plan by which this job's model is split: the stage of every module, their loads, what crosses.
+    """Return the plan by which this job's model is split: stages of modules, their loads, and what crosses.
 
     Raises:
         SMPNotInitializedError: ``smp.init`` has not been called.
-        SMPError: no step has run yet, so that nothing has been split.
+        SMPError: no step has run yet, so nothing has been split.
     """
     return _engine("opensmd.current_plan").plan
 
 
 def pipeline_events() -> list[PipelineEvent]:
-    """What every rank of this pipeline did when in the last step, on one clock.
+    """Return what every rank of this pipeline did in the last step, on one clock.
 
-    Collective: all ranks of the pipeline group call it, and all get the events of all.
+    All ranks of the pipeline group must call; each gets the events of all.
 
     Raises:
         SMPNotInitializedError: ``smp.init`` has not been called.

@@ -27,7 +27,7 @@ _NUMBERS = (
 
 
 def strategy_table(found: Sequence[Strategy]) -> Table:
-    """A row for each, the chosen one first."""
+    """Return a table with a row per strategy, the chosen one first."""
     table = Table(title="Strategies, the chosen one first")
     headings = (
         "partitions",
@@ -57,7 +57,7 @@ def strategy_table(found: Sequence[Strategy]) -> Table:
 
 
 def strategies_json(found: Sequence[Strategy]) -> str:
-    """All numbers, and for the chosen one the plan and what ``smp.init`` must be given."""
+    """Return all numbers, and for the chosen one also the plan and the settings for ``smp.init``."""
     rows: list[dict[str, Any]] = [{name: getattr(each, name) for name in _NUMBERS} for each in found]
     chosen = found[0]
     return json.dumps(

@@ -22,8 +22,8 @@ HEADING = "Partition assignments:"
 
 
 def print_plan(plan: Plan) -> None:
-    """Log the plan at level INFO. The line that begins it is the original's."""
-    if logger.isEnabledFor(logging.INFO):  # which it is not by default, and drawing takes a while
+    """Log the plan at level INFO. Its first line is the original's."""
+    if logger.isEnabledFor(logging.INFO):  # off by default, and drawing takes a while
         logger.info("%s\n%s", HEADING, render(plan))
     for note in plan.notes:
         logger.warning("%s", note)
@@ -37,7 +37,7 @@ def render(plan: Plan, *, microbatches: int | None = None, width: int = 110) -> 
 
 
 def plan_table(plan: Plan, *, microbatches: int | None = None) -> RenderableType:
-    """Modules and stages; with ``microbatches`` also the predicted bubble. Times are of one microbatch."""
+    """Return modules and stages, and with ``microbatches`` the predicted bubble. Times are per microbatch."""
     parts: list[RenderableType] = [_modules(plan), _stages(plan)]
     parts.extend(
         f"{crossing.source} -> {crossing.target}: {_counted(crossing.tensors, 'tensor')}, "
@@ -55,7 +55,7 @@ def plan_table(plan: Plan, *, microbatches: int | None = None) -> RenderableType
 
 
 def plan_json(plan: Plan, sharing: Sharing, *, interpreter: int) -> str:
-    """The plan for programs, with ``ranks``: the bytes of :func:`rank_table`."""
+    """Return the plan as JSON; ``ranks`` are the bytes of :func:`rank_table`."""
     ranks = [bytes_of_rank(load, sharing) for load in plan.loads]
     sizes = [
         {**asdict(rank), "live": rank.total + interpreter, "resident": rank.resident(interpreter)}
@@ -65,7 +65,7 @@ def plan_json(plan: Plan, sharing: Sharing, *, interpreter: int) -> str:
 
 
 def rank_table(plan: Plan, sharing: Sharing, *, interpreter: int) -> Table:
-    """Bytes of a rank of every stage, by what they are for, and of its process with an ``interpreter``."""
+    """Return the bytes of each stage's ranks by purpose; with ``interpreter``, also of the process."""
     table = Table(title="Memory of each rank")
     names = [field.name.replace("_", " ") for field in fields(RankBytes)]
     for name in ("stage", *names, "live", "resident"):

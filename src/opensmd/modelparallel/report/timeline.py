@@ -13,7 +13,7 @@ __all__ = ["write_pipeline_trace"]
 
 
 def write_pipeline_trace(events: Sequence[PipelineEvent], path: str | Path) -> None:
-    """Write one process a rank, one complete event a stretch; times are microseconds from the first event."""
+    """Write one process per rank and one complete event per stretch, in microseconds from the first event."""
     start = min((event.start_ns for event in events), default=0)
     trace: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"pipeline rank {rank}"}}

@@ -1,4 +1,4 @@
-"""Every documented setting of model parallelism, checked, and what cannot be set together.
+"""Every documented setting of model parallelism, checked, and which cannot be combined.
 
 The names are those of the launcher's ``modelparallel`` parameters in SageMaker's documentation.
 """
@@ -23,12 +23,12 @@ from opensmd.modelparallel.settings.elastic import HINDERS_REPLICAS, ElasticSett
 
 __all__ = ["Automatic", "Config"]
 
-# Keys whose features do not exist here; their defaults ask for nothing.
+# Keys whose features do not exist here; their defaults are harmless.
 _ABSENT = (
     "load_partition",
     "partition_file",
 )
-# What keeps parameters, or what belongs to them, where ``replan`` would not find it; or tells no times.
+# What keeps parameters or their state where ``replan`` would not find it, or gives no times.
 _HINDERS_MOVES = (
     "fp16",
     "bf16",
@@ -38,9 +38,9 @@ _HINDERS_MOVES = (
     "sharded_data_parallel_degree",
     "tensor_parallel_degree",
 )
-# What no prediction knows.
+# What predictions do not cover.
 _HINDERS_AUTO = ("tensor_parallel_degree", "sharded_data_parallel_degree", "shard_optimizer_state")
-# Without replicas they mean nothing.
+# Meaningless without replicas.
 _NEED_REPLICAS = (
     "ddp_port",
     "ddp_dist_backend",
@@ -50,11 +50,11 @@ _NEED_REPLICAS = (
 
 
 class Automatic(BaseModel):
-    """What ``auto`` chooses a strategy from.
+    """The input from which ``auto`` chooses a strategy.
 
     Attributes:
         model: ``module:factory``, which returns the model and the step of one batch, as for ``smd plan``.
-        batch: samples in that batch, which are divided among replicas and microbatches.
+        batch: samples in that batch, which is divided among replicas and microbatches.
         memory_gib: memory of a rank; by default its share of the host's.
     """
 
@@ -70,43 +70,44 @@ class Config(BaseModel):
 
     Attributes:
         pipeline_parallel_degree: number of partitions; ``partitions`` is its older name.
-        microbatches: pieces that a step's batch is cut into.
-        pipeline: the schedule: ``"interleaved"`` (forwards and backwards in turn, weight gradients where a
-            rank would wait), ``"simple"`` (all forwards first), ``"1f1b"``, ``"zero_bubble"``, ``"v"`` or
-            ``"searched"`` (for the times of the stages).
-        virtual_stages: how many stages of the model each partition has; default 2 for ``"v"``, else 1.
-            With ``"searched"`` at most 2, which then lie in a V.
-        active_microbatches: the most microbatches in flight; default partitions + 2.
+        microbatches: the number of pieces that a step's batch is cut into.
+        pipeline: the schedule: ``"interleaved"`` (alternating forwards and backwards, with weight gradients
+            where a rank would wait), ``"simple"`` (all forwards first), ``"1f1b"``, ``"zero_bubble"``,
+            ``"v"`` or ``"searched"`` (for the times of the stages).
+        virtual_stages: the number of the model's stages on each partition; by default 2 for ``"v"``, else 1.
+            At most 2 with ``"searched"``, which then lie in a V.
+        active_microbatches: the most microbatches in flight; by default, partitions + 2.
         optimize: what the partitioner favours, ``"memory"`` or ``"speed"``.
-        memory_weight: 0 balances time only, 1 memory only; default 0.8, or 0.2 with ``optimize="speed"``.
+        memory_weight: 0 balances only time, 1 only memory; by default 0.8, or 0.2 with ``optimize="speed"``.
         placement_strategy: ``"cluster"``, ``"spread"`` or an order of the letters D, P and T, the last of
             which varies fastest over ranks.
-        auto_partition: False: only ``smp.partition`` and ``default_partition`` place modules.
-        default_partition: where modules without a place go when ``auto_partition`` is False.
+        auto_partition: if False, only ``smp.partition`` and ``default_partition`` place modules.
+        default_partition: where modules without a place go if ``auto_partition`` is False.
         ddp: data parallelism over replicas of the partitioned model.
-        deterministic_server: the same order of work on all replicas.
+        deterministic_server: use the same order of work on all replicas.
         tensor_parallel_degree: ranks that share every stage's distributed modules; more than one needs ddp.
-        prescaled_batch: the ranks that share a stage are given the same batch. False: each has its own, and
+        prescaled_batch: the ranks that share a stage get the same batch. If False, each has its own, and
             distributed modules work on all of them.
-        skip_tracing: partition by the sizes of parameters alone, without a dry run.
-        auto: choose partitions, replicas, schedule, microbatches and checkpoints from this; settings that
-            are given are kept.
-        replan: follow a better plan after two steps if these have taken other times than planned.
-        elastic: replicas that are lost drop out and others join while the rest trains on; True, or a dict
+        skip_tracing: partition only by the sizes of parameters, without a dry run.
+        auto: choose partitions, replicas, schedule, microbatches and checkpoints from this; explicit settings
+            are kept.
+        replan: after two steps, switch to a better plan if they have not taken the planned times.
+        elastic: let lost replicas drop out and others join while the rest goes on training; True, or a dict
             of ``min_replicas`` and ``timeout``.
-        offload_activations: inputs of checkpointed layers leave memory until their backward is near.
+        offload_activations: move inputs of checkpointed layers out of memory until their backward is near.
         activation_loading_horizon: the number of layers whose inputs may be in memory.
-        delayed_parameter_initialization: ``smp.model_creation`` makes modules without memory for their
-            parameters, which are initialised in the first step, where they live.
-        shard_optimizer_state: the replicas of a stage share out the optimizer's state.
-        sharded_data_parallel_degree: the number of replicas of a stage that share out its parameters,
-            gradients and optimizer state; 0 and 1: none.
-        sdp_param_persistence_threshold: blocks of fewer elements are gathered for whole steps.
-        sdp_reduce_bucket_size: larger blocks are gathered and reduced in pieces, if they have any.
+        delayed_parameter_initialization: let ``smp.model_creation`` create modules without memory for their
+            parameters, which the first step initialises where they live.
+        shard_optimizer_state: split the optimizer's state over the replicas of a stage.
+        sharded_data_parallel_degree: the number of replicas over which a stage's parameters, gradients and
+            optimizer state are split; 0 or 1 does not split.
+        sdp_param_persistence_threshold: blocks of fewer elements stay gathered for whole steps.
+        sdp_reduce_bucket_size: larger blocks are gathered and reduced in pieces, if they have pieces.
         sdp_max_live_parameters: how many elements may stay gathered from forward to backward.
-        sdp_gradient_clipping: the norm that ``optimizer.step()`` clips sharded gradients to; 0: none.
-        fp16, bf16: parameters of 16 bits, trained through FP32 copies that the optimizer keeps.
-        fp16_params: distributed modules have parameters of 16 bits, and the script keeps FP32 copies itself.
+        sdp_gradient_clipping: the norm to which ``optimizer.step()`` clips sharded gradients; 0 does not
+            clip.
+        fp16, bf16: use 16-bit parameters, trained through FP32 copies that the optimizer keeps.
+        fp16_params: give distributed modules 16-bit parameters; the script itself keeps FP32 copies.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -155,12 +156,12 @@ class Config(BaseModel):
 
     @property
     def half_dtype(self) -> torch.dtype | None:
-        """The type of parameters that ``fp16`` and ``bf16`` ask for; None for the script's own."""
+        """The parameter type of ``fp16`` or ``bf16``; None for the script's own."""
         return torch.float16 if self.fp16 else torch.bfloat16 if self.bf16 else None
 
     @property
     def shards_parameters(self) -> bool:
-        """Whether replicas share out parameters."""
+        """Whether parameters are split over replicas."""
         return self.sharded_data_parallel_degree > 1
 
     @property
@@ -170,7 +171,7 @@ class Config(BaseModel):
 
     @property
     def fixed_order(self) -> bool:
-        """All ranks take a stage's microbatches in one order: those that share tensors must meet in it."""
+        """Whether all ranks of a stage take microbatches in one order, as those that share tensors must."""
         return self.deterministic_server or self.tensor_parallel_degree > 1
 
     @model_validator(mode="before")
@@ -182,7 +183,7 @@ class Config(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """True is a number to Python, and not what anybody means by ``microbatches=True``."""
+        """Refuse True as a number: to Python it is 1, but nobody means that by ``microbatches=True``."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
             raise ValueError("expected a number, not a truth value")
         return value
@@ -231,7 +232,7 @@ class Config(BaseModel):
         return self
 
     def _require_virtual_stages(self) -> None:
-        """Of the schedules only some are made for several stages a partition."""
+        """Raise if the schedule does not support several stages per partition."""
         wanted = self.virtual_stages
         if self.pipeline == "v" and wanted != 2:
             raise ValueError(
@@ -249,7 +250,7 @@ class Config(BaseModel):
             )
 
     def _require_movable(self) -> None:
-        """Parts of a model move only where nobody else keeps what belongs to their parameters."""
+        """Raise if parts of the model cannot move because something else keeps state of their parameters."""
         if not self.replan:
             return
         if not self.auto_partition:
@@ -258,13 +259,13 @@ class Config(BaseModel):
             raise ValueError(f"replan=True cannot be combined with {' and '.join(asked)}")
 
     def _require_replicas(self) -> None:
-        """Replicas come and go only where each has all that the others have."""
+        """Raise if ``elastic`` is impossible because a replica lacks something that others have."""
         if self.elastic is not None:
             asked = [name for name in HINDERS_REPLICAS if self._asks(name)]
             require_replicas(asked, ddp=self.ddp, pipeline=self.pipeline)
 
     def _require_automatic(self) -> None:
-        """Predictions are made of pipelines and their replicas alone."""
+        """Raise if ``auto`` is combined with what cannot be predicted; only pipelines and replicas can."""
         if self.auto is None:
             return
         if asked := [name for name in _HINDERS_AUTO if self._asks(name)]:
@@ -273,7 +274,7 @@ class Config(BaseModel):
             raise ValueError("auto does not choose for virtual_stages; leave it out, or set pipeline='v'")
 
     def _asks(self, name: str) -> bool:
-        """Whether a setting asks for something; sharding over nobody is written 0 or 1."""
+        """Whether a setting has an effect; a sharding degree of 0 or 1 has none."""
         value = getattr(self, name)
         if name == "sharded_data_parallel_degree" and value == 0:
             return False

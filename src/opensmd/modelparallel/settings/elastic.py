@@ -1,4 +1,4 @@
-"""The setting ``elastic``, and which others it cannot be combined with."""
+"""The setting ``elastic``, and the settings it cannot be combined with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 __all__ = ["HINDERS_REPLICAS", "Elastic", "ElasticSetting", "require_replicas"]
 
-# What keeps state where another replica would not find it, shares it out among replicas, or measures them.
+# What keeps state where another replica would not find it, splits it over replicas, or measures them.
 HINDERS_REPLICAS = (
     "fp16",
     "bf16",
@@ -24,12 +24,12 @@ HINDERS_REPLICAS = (
 
 
 class Elastic(BaseModel):
-    """How replicas come and go.
+    """How replicas drop out and join.
 
     Attributes:
-        min_replicas: with fewer the job ends.
-        timeout: seconds that ranks wait for each other: that of all process groups, and of a lost replica's
-            ranks that are not known to have ended.
+        min_replicas: with fewer, the job ends.
+        timeout: seconds that ranks wait for each other in process groups, and for a lost replica's ranks that
+            are not known to have ended.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,7 +46,7 @@ ElasticSetting = Annotated[Elastic | None, BeforeValidator(_with_defaults)]
 
 
 def require_replicas(asked: Sequence[str], *, ddp: bool, pipeline: str) -> None:
-    """Raise if replicas cannot come and go: with these of HINDERS_REPLICAS, or other settings."""
+    """Raise if ``elastic`` cannot be combined with these of HINDERS_REPLICAS, or with other settings."""
     if not ddp:
         raise ValueError("elastic needs ddp=True: without it there are no replicas")
     hinder = [*asked, *["pipeline='searched'"] * (pipeline == "searched")]

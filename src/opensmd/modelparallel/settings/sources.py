@@ -1,7 +1,7 @@
-"""Where settings are given: three places, later ones winning, and which keys of them are ignored.
+"""The three sources of settings, and the keys that are ignored.
 
-They are the dict given to ``smp.init``, the launcher's ``SM_HP_MP_PARAMETERS`` (JSON), and ``--mp_parameters
-k=v,k=v`` on the script's command line.
+The sources are the dict passed to ``smp.init``, the launcher's ``SM_HP_MP_PARAMETERS`` (JSON), and
+``--mp_parameters k=v,k=v`` on the script's command line. Later ones take precedence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["load_config", "parse_pairs"]
 VARIABLE = "SM_HP_MP_PARAMETERS"
 OPTION = "--mp_parameters"
 
-# Seen in public notebooks but documented nowhere: scripts with them must run. With what asks for nothing.
+# Seen in public notebooks but documented nowhere; scripts with them must run. With their harmless values.
 _UNDOCUMENTED = {
     "static_mode": False,
     "fast_mode": False,
@@ -35,7 +35,7 @@ _UNDOCUMENTED = {
     "use_times": False,
     "xla": False,
 }
-# Documented for TensorFlow alone; the launcher takes them for PyTorch too.
+# Documented only for TensorFlow; the launcher also accepts them for PyTorch.
 _OF_TENSORFLOW = {"horovod": False, "contiguous": True}
 # Details of sharded parameters.
 _OF_SHARDING = (
@@ -44,7 +44,7 @@ _OF_SHARDING = (
     "sdp_max_live_parameters",
     "sdp_gradient_clipping",
 )
-# Details of absent features, or of what is always done here: harmless, but without effect.
+# Details of absent features, or of what is always done here: harmless but without effect.
 _WITHOUT_EFFECT = {
     "sdp_hierarchical_allgather",
     "ddp_port",
@@ -62,8 +62,8 @@ def load_config(
 
     Args:
         given: what the script passed to ``smp.init``.
-        environ: default ``os.environ``.
-        arguments: the command line, default ``sys.argv[1:]``.
+        environ: ``os.environ`` by default.
+        arguments: the command line, ``sys.argv[1:]`` by default.
 
     Raises:
         TypeError: ``given`` is not a dict.
@@ -89,12 +89,12 @@ def load_config(
 
 
 def parse_pairs(text: str) -> dict[str, Any]:
-    """Read ``"partitions=2,ddp=True,pipeline=simple"``; values are read as JSON if possible, else as text.
+    """Parse ``"partitions=2,ddp=True,pipeline=simple"``; values are JSON if possible, else text.
 
-    A single JSON object is also accepted, as from the launcher.
+    A single JSON object, as from the launcher, is also accepted.
 
     Raises:
-        ValueError: a piece that is not ``key=value``.
+        ValueError: a piece is not ``key=value``.
     """
     if text.lstrip().startswith("{"):
         return json_object(text, OPTION)
@@ -110,7 +110,7 @@ def parse_pairs(text: str) -> dict[str, Any]:
 
 
 def _without_foreign(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that are not this library's, which warn if they ask for something."""
+    """Remove settings that are not this library's, and warn about those that are not harmless."""
     kept = dict(values)
     for names, why in ((_UNDOCUMENTED, "undocumented"), (_OF_TENSORFLOW, "for TensorFlow alone")):
         for name in sorted(names.keys() & set(values)):
@@ -128,7 +128,7 @@ def _require_known(values: Mapping[str, Any]) -> None:
 
 
 def _warn_of_idle(config: Config, values: Mapping[str, Any]) -> None:
-    """Warn of settings that ask for something, and have no effect beside the others or at all."""
+    """Warn about settings that have no effect, on their own or in combination."""
     idle = dict.fromkeys(
         () if config.shards_parameters else _OF_SHARDING, "without sharded_data_parallel_degree"
     )
@@ -146,7 +146,7 @@ def _meant(name: object, valid: Sequence[str]) -> str:
 
 
 def _one_name(source: Mapping[str, Any]) -> dict[str, Any]:
-    """One source's settings with ``partitions`` under its newer name."""
+    """Return one source's settings with ``partitions`` under its newer name."""
     values = dict(source)
     if "partitions" in values:
         older = values.pop("partitions")
@@ -184,7 +184,7 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _reasons(error: ValidationError) -> list[str]:
-    """What is wrong with each key; a default that depends on a wrong value is not the user's matter."""
+    """Return what is wrong with each key, but not with defaults that depend on a wrong value."""
     return [_of_key(each) for each in error.errors() if each["type"] != "default_factory_not_called"]
 
 
