@@ -1,5 +1,5 @@
-"""Parameters without data until it is known where they live: recorded when made, filled at the first step.
+"""Parameters without data until their home is known: recorded at creation, filled in the first step.
 
-Begin with ``contexts``. Imports ``tensor_parallel``, and of the ``runtime`` what describes tensors and side
-effects.
+Begin with ``contexts``. Imports ``tensor_parallel``, and from ``runtime`` the descriptions of tensors and
+side effects.
 """

@@ -1,8 +1,8 @@
 """The private parts of torch that delayed parameters need.
 
-``torch.utils.swap_tensors`` gives a tensor's object another tensor, but refuses one of which there are weak
-references, as recurrent modules keep them of their weights. Here the object goes on to be the parameter, so
-that they stay right.
+``torch.utils.swap_tensors`` replaces the tensor behind an object, but refuses objects with weak references,
+which recurrent modules keep to their weights. Here the object remains the parameter, so the references stay
+valid.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["become", "without_modes"]
 
 
 def become(parameter: nn.Parameter, tensor: Tensor) -> None:
-    """Let the parameter's object be another tensor, also on another device, which ``data`` does not take."""
+    """Replace the tensor behind the parameter's object, even by one on another device, unlike ``data``."""
     torch._C._swap_tensor_impl(parameter, nn.Parameter(tensor, parameter.requires_grad))
 
 
 def without_modes() -> AbstractContextManager[object]:
-    """Operations inside are seen by no dispatch mode."""
+    """Hide operations inside from all dispatch modes."""
     return _python_dispatch._disable_current_modes()

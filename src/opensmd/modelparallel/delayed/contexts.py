@@ -1,4 +1,4 @@
-"""``smp.delay_param_initialization`` and ``smp.model_creation``: how later scripts make models."""
+"""``smp.delay_param_initialization`` and ``smp.model_creation``, with which later scripts create models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opensmd.said_once import warn_once
 
 __all__ = ["delay_param_initialization", "model_creation"]
 
-# of tensor parallelism's modules; without it they say nothing
+# of modules of tensor parallelism; meaningless without it
 CREATION_KEYWORDS = {
     "attention_in_fp32",
     "distribute_embedding",
@@ -37,15 +37,15 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Make the modules inside without memory for their parameters; the innermost context counts.
+    """Create the modules inside without memory for their parameters; the innermost context counts.
 
     The first call of a smp.step function fills each parameter on the rank where it lives, with the same
-    values as without this context. Until then parameters can be neither read nor changed; state dicts can be
-    loaded into the ``smp.DistributedModel``, which takes their tensors over at the first step. Parameters of
-    less than a page, and buffers, are there at once.
+    values as without this context. Until then, parameters can be neither read nor changed. State dicts can be
+    loaded into the ``smp.DistributedModel``, which takes over their tensors in the first step. Buffers, and
+    parameters of less than a page, are created at once.
 
     Args:
-        enabled: False makes parameters at once, also within a context that delays them.
+        enabled: False creates parameters at once, even within a context that delays them.
     """
     outer: Recording | None = getattr(_local, "recording", None)
     if outer is not None:
@@ -71,13 +71,13 @@ def model_creation(
 ) -> Iterator[None]:
     """Create a model inside with ``dtype`` as torch's default floating-point type.
 
-    With ``tensor_parallelism`` it is distributed, as by ``smp.tensor_parallelism(**tensor_parallel_config)``.
-    With the setting ``delayed_parameter_initialization`` it is made as in
-    :func:`delay_param_initialization`.
+    With ``tensor_parallelism``, it is distributed, as by
+    ``smp.tensor_parallelism(**tensor_parallel_config)``. With the setting
+    ``delayed_parameter_initialization``, it is created as in :func:`delay_param_initialization`.
 
     Raises:
         TypeError: a keyword that no distributed module has, such as a misspelt one, or a ``dtype`` that is
-            none.
+            not a dtype.
 
     Warns:
         UserWarning: ``zero_init=True``, which has no effect.

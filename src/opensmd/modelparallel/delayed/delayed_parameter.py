@@ -1,9 +1,9 @@
-"""Parameters that have no data yet, from the end of the context in which they were made to the first step.
+"""Parameters without data, from the end of the context that created them to the first step.
 
-In contexts they are meta tensors that record themselves. After it they must not be changed, and nobody
-records: so they become tensors that refuse to be read or written, as those of other ranks do, with the
-device that they will have. ``smp.DistributedModel`` makes meta tensors of them once more while it distributes
-and converts modules. When the plan is known, each rank fills what lives there.
+Inside the context they are meta tensors that record themselves. After it nothing records, so they must not
+change: they become tensors that refuse to be read or written, like those of other ranks, and that show their
+future device. ``smp.DistributedModel`` turns them back into meta tensors while it distributes and converts
+modules. When the plan is known, each rank fills what lives there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DelayedParameter(RemoteTensor, nn.Parameter):
 
 
 class DelayedParameters:
-    """The parameters of a model that have no data.
+    """A model's parameters without data.
 
     Args:
         module: the model.
@@ -56,12 +56,12 @@ class DelayedParameters:
 
     @property
     def _parameters(self) -> list[DelayedParameter]:
-        # looked up late: the model may be wrapped inside the context, which delays them when it ends
+        # looked up late: the model may be wrapped inside the context, whose end delays them
         return [] if self._filled else _delayed(self._module)
 
     @contextlib.contextmanager
     def planned(self) -> Iterator[None]:
-        """For a dry run with fake tensors, which ask for shapes alone, they look like others."""
+        """Make them look ordinary for a dry run with fake tensors, which needs only shapes."""
         parameters = self._parameters
         for parameter in parameters:
             parameter.__class__ = nn.Parameter  # type: ignore[assignment]
@@ -72,7 +72,7 @@ class DelayedParameters:
                 parameter.__class__ = DelayedParameter
 
     def move(self, device: torch.device) -> None:
-        """Let them have their data on ``device`` when they get it."""
+        """Put their data on ``device`` when they get it."""
         for parameter in self._parameters:
             origin: Reference = parameter.__dict__[_ORIGIN]
             parameter.__class__ = nn.Parameter  # type: ignore[assignment]
@@ -80,12 +80,12 @@ class DelayedParameters:
             parameter.__class__ = DelayedParameter
 
     def fill(self, is_here: Callable[[nn.Parameter], bool]) -> None:
-        """Give those that live here their numbers, one after the other; the others are left empty."""
+        """Fill those that live here, one by one; the others stay empty."""
         self._fill(self._parameters, is_here)
         self._filled = True
 
     def fill_some(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give those of ``parameters`` that have no data their numbers; all others go on waiting."""
+        """Fill those of ``parameters`` that have no data; all others keep waiting."""
         self._fill([each for each in parameters if isinstance(each, DelayedParameter)], lambda _: True)
 
     @staticmethod
@@ -99,7 +99,7 @@ class DelayedParameters:
 
 @contextlib.contextmanager
 def records_modules(recording: Recording) -> Iterator[None]:
-    """Record what modules are made of; at the end parameters are delayed, and all else is filled."""
+    """Record the creation of modules; at the end, delay their parameters and fill everything else."""
     modules: dict[int, nn.Module] = {}
 
     def note(module: nn.Module, name: str, what: Any) -> None:
@@ -123,10 +123,10 @@ def records_modules(recording: Recording) -> Iterator[None]:
 
 @contextlib.contextmanager
 def goes_on(module: nn.Module) -> Iterator[nn.Module]:
-    """Record how a model with delayed parameters is changed; without any, nothing.
+    """Record changes of a model with delayed parameters; do nothing for other models.
 
     Yields:
-        A module to which another root of the model is added, if it gets one.
+        A module to which to add a new root of the model, if there is one.
     """
     root = nn.Module()
     parameters = _delayed(module)
@@ -145,9 +145,9 @@ def goes_on(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def delay(recording: Recording, roots: Iterable[nn.Module]) -> None:
-    """Let parameters without data refuse access, and fill buffers and other tensors of modules."""
+    """Make parameters without data refuse access, and fill buffers and other tensors of modules."""
     modules = {id(module): module for root in roots for module in root.modules()}.values()
-    shared: dict[RecordedMemory, torch.UntypedStorage] = {}  # that has got its values
+    shared: dict[RecordedMemory, torch.UntypedStorage] = {}  # memory that already has its values
     filled: dict[int, Tensor] = {}
     for module in modules:
         for table in (module._buffers, module.__dict__):
@@ -158,7 +158,7 @@ def delay(recording: Recording, roots: Iterable[nn.Module]) -> None:
                     table[name] = filled[id(value)]
     for memory, parameters in _by_memory(recording, modules).items():
         for parameter in parameters.values():
-            if len(parameters) > 1 or memory in shared:  # views of one memory, which must stay one
+            if len(parameters) > 1 or memory in shared:  # views of one memory must keep sharing it
                 become(parameter, _filled(recording, parameter, shared))
             else:
                 _delay(recording, parameter)
@@ -167,7 +167,7 @@ def delay(recording: Recording, roots: Iterable[nn.Module]) -> None:
 def _by_memory(
     recording: Recording, modules: Iterable[nn.Module]
 ) -> dict[RecordedMemory, dict[int, nn.Parameter]]:
-    """The parameters without data, by id, that lie in each memory."""
+    """Return the parameters without data in each memory, by id."""
     found: dict[RecordedMemory, dict[int, nn.Parameter]] = {}
     for module in modules:
         for parameter in module._parameters.values():

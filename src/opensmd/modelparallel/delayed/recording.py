@@ -1,12 +1,12 @@
-"""A mode in which tensors are made without data, and what would be done to their numbers is recorded.
+"""A mode in which tensors are created without data, and operations on them are recorded.
 
-Factories make meta tensors, and operations on these record themselves on their memory. Random operations are
-run besides, on memory that is thrown away, so that the generator goes on as it would: what a script draws
-afterwards, it draws without delay, too. What needs numbers (``item()``) gets them; those of the last few
-random operations are kept for it, because initializers that reject samples ask after each one.
+Factories make meta tensors, and operations on these are recorded with their memory. Random operations also
+run, on memory that is discarded, so that the generator advances as usual and later draws are unaffected.
+Whatever needs values (``item()``) gets them; those of the last few random operations are kept for that,
+because initializers that reject samples ask after each one.
 
-Code that skips meta tensors (torch's own initializers do) must not: they say that they are on the device
-where their numbers will be.
+Some code skips meta tensors (torch's own initializers do). To prevent that, they report the device where
+their data will be.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from opensmd.modelparallel.runtime.tensors.functions import getter
 
 __all__ = ["Disguise", "Recording"]
 
-# Less than a page is not worth a delay; code that builds models computes with small tensors.
+# Less than a page is not worth a delay, and code that builds models computes with small tensors.
 SMALL_BYTES = 4096
 KEPT = 8
 _META = torch.device("meta")
@@ -45,20 +45,20 @@ _NEEDS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """While it is on, tensors of more than a page that are made have no data."""
+    """While active, new tensors of more than a page have no data."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.paused = False
         self._memory: dict[int, RecordedMemory] = {}
-        self._kept: OrderedDict[RecordedMemory, torch.UntypedStorage] = OrderedDict()  # what memory holds now
+        self._kept: OrderedDict[RecordedMemory, torch.UntypedStorage] = OrderedDict()  # current contents
 
     def know(self, memory: RecordedMemory) -> None:
-        """Go on recording what happens to memory of an earlier recording."""
+        """Continue recording operations on memory of an earlier recording."""
         self._memory[memory.key] = memory
 
     def reference(self, tensor: Tensor) -> Reference | None:
-        """What refers to the tensor, if it has no data."""
+        """Return the reference to a tensor without data."""
         if not tensor.is_meta or tensor.layout is not torch.strided:
             return None
         memory = self._memory.get(tensor.untyped_storage()._cdata)
@@ -80,9 +80,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         return self._made(func, args, kwargs)
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a factory gives: a tensor without data, unless it is a small one."""
+        """Run a factory: a tensor without data, unless it is small."""
         device = torch.device(kwargs.get("device") or "cpu")
-        # of torch's own code, for the right side of tensor[...] = 1 where the tensor is on the meta device
+        # from torch's own code, for the right side of tensor[...] = 1 if the tensor is on the meta device
         is_right_side = func is torch.ops.aten.scalar_tensor.default and device == _META
         if is_right_side:
             device = torch.device("cpu")
@@ -101,14 +101,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         return result
 
     def _on_memory(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation on tensors without data."""
+        """Run an operation on tensors without data."""
         written = [self.reference(tensor) for tensor in written_by_operation(func, args, kwargs)]
         if None in written or not _NEEDS_NUMBERS.isdisjoint(func.tags):
             return self._computed(func, args, kwargs)
         device = self._device(args, kwargs)
         try:
             result = func(*tree_map(_to_meta, args), **_on_meta(tree_map(_to_meta, kwargs)))
-        except NotImplementedError:  # torch cannot tell the shape of what it gives
+        except NotImplementedError:  # torch cannot tell the shape of the result
             if written:
                 raise
             return self._computed(func, args, kwargs)
@@ -118,7 +118,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         return result
 
     def _follow(self, operation: RecordedOperation) -> None:
-        """Run a random operation, and what works on memory that is known; forget what is no longer."""
+        """Run random operations, and those on memory with known contents; forget outdated contents."""
         touched = {*operation.reads(), *operation.written}
         if operation.random is not None:
             for memory in touched - self._kept.keys():
@@ -152,7 +152,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         device: torch.device,
         random: RandomState | None,
     ) -> RecordedOperation | None:
-        """Remember what has been done; a view is nothing."""
+        """Record an operation, unless it is a view."""
         written = [self.reference(tensor) for tensor in written_by_operation(func, args, kwargs)]
         given, named = tree_map(self._recorded, (args, kwargs))
         made = [self._new(leaf, device) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -164,7 +164,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         return operation
 
     def _new(self, result: Tensor, device: torch.device) -> Reference | None:
-        """What refers to a result in memory of its own; None if it lies in memory that there was."""
+        """Return a reference to a result in new memory; None if it lies in existing memory."""
         if self.reference(result) is not None or not result.is_meta:
             return None
         memory = RecordedMemory(result.untyped_storage(), device)
@@ -180,7 +180,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         return Constant(leaf.detach().clone() if leaf.nbytes < SMALL_BYTES else leaf.detach())
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operation's real result.
+        """Compute the operation's real result.
 
         Raises:
             SMPError: it would write into memory without data.
@@ -200,7 +200,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         return func(*args, **kwargs)
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:
-        """The numbers that a tensor without data would have now; None if it has data."""
+        """Return the values that a tensor without data would have now; None if it has data."""
         reference = self.reference(tensor)
         if reference is None:
             return None
@@ -212,7 +212,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         return reference.on(values_of([reference.memory])[reference.memory] if known is None else known)
 
     def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-        """Where the result would be."""
+        """Return the device of the result."""
         if kwargs.get("device") is not None:
             return torch.device(kwargs["device"])
         references = [
@@ -222,7 +222,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
 
 class Disguise(TorchFunctionMode):
-    """Lets tensors without data say that they are where their numbers will be, and show them when asked."""
+    """Makes tensors without data report their future device, and show their values on request."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -242,12 +242,12 @@ class Disguise(TorchFunctionMode):
         if func in _OUTSIDE_TORCH and (copy := self._recording.copy_of(args[0])) is not None:
             numbers = func(copy, *args[1:], **(kwargs or {}))
             if isinstance(numbers, np.ndarray):
-                numbers.flags.writeable = False  # what is written into a copy would be lost
+                numbers.flags.writeable = False  # writes into a copy would be lost
             return numbers
         return func(*args, **(kwargs or {}))
 
 
-# What hands numbers to Python and NumPy without an operation that could be seen.
+# What passes values to Python and NumPy without a visible operation.
 _OUTSIDE_TORCH = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 _WHERE: dict[Any, Callable[[torch.device], Any]] = {
     getter("device"): lambda device: device,
@@ -258,7 +258,7 @@ _WHERE: dict[Any, Callable[[torch.device], Any]] = {
 
 
 def _random_state(func: Any, kwargs: dict[str, Any], device: torch.device) -> RandomState | None:
-    """Where a random operation draws from; None for others."""
+    """Return the generator of a random operation; None for others."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return None
     generator = kwargs.get("generator")
@@ -276,7 +276,7 @@ def _default_generator(device: torch.device) -> torch.Generator:
 
 
 def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords for the same operation on the meta device, which draws nothing."""
+    """Return keywords for the same operation on the meta device, which draws nothing."""
     changed: dict[str, Callable[[Any], Any]] = {
         "device": lambda _: _META,
         "generator": lambda _: None,

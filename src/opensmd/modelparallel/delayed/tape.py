@@ -1,12 +1,12 @@
-"""How the numbers of tensors without data come about: operations on memory, and running some of them later.
+"""How tensors without data get their values: recorded operations on memory, some of which run later.
 
-Nothing here knows modules or ranks. An operation refers to memory that other operations have made::
+Nothing here knows modules or ranks. An operation refers to memory that other operations have created::
 
     memory M   empty(4096, 4096)   uniform_(M, -0.01, 0.01)   normal_(M, 0, 0.02)
                                    with the random state       with the random state
                                    that it found               that it found
 
-What M holds is what its operations write when they run one after the other, with the random states of then.
+The contents of M are what its operations write when they run in order, with the recorded random states.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opensmd.modelparallel.exceptions import SMPError
 
 __all__ = ["Constant", "RecordedMemory", "RecordedOperation", "RandomState", "Reference", "values_of"]
 
-# In place, with results that depend on what was there before in no way.
+# In place, with results that do not depend on the previous contents.
 _OVERWRITING = {"uniform_", "normal_", "zero_", "fill_", "copy_", "exponential_", "bernoulli_"}
 _numbers = itertools.count()
 
@@ -33,11 +33,11 @@ class RecordedMemory:
     """The memory of a tensor without data.
 
     Args:
-        storage: of the meta tensor; kept, so that no other is taken for it.
-        device: where its numbers will be.
+        storage: of the meta tensor; kept, so that no other can be mistaken for it.
+        device: where its data will be.
 
     Attributes:
-        operations: what makes it and writes into it, in order.
+        operations: those that create it and write into it, in order.
     """
 
     def __init__(self, storage: torch.UntypedStorage, device: torch.device) -> None:
@@ -47,12 +47,12 @@ class RecordedMemory:
 
     @property
     def key(self) -> int:
-        """What the storages of meta tensors in this memory are known by."""
+        """The key of meta tensors' storages in this memory."""
         key: int = self.storage._cdata
         return key
 
     def writers(self, before: float) -> Iterator[RecordedOperation]:
-        """The operations that its numbers come from, before the operation of that number."""
+        """Return the operations that determine its contents before the operation of that number."""
         earlier = [operation for operation in self.operations if operation.number < before]
         starts = [index for index, operation in enumerate(earlier) if operation.overwrites(self)]
         yield from earlier[:1]
@@ -71,18 +71,18 @@ class Reference:
 
     @classmethod
     def to(cls, tensor: Tensor, memory: RecordedMemory) -> Reference:
-        """What refers to a meta tensor in ``memory``."""
+        """Return a reference to a meta tensor in ``memory``."""
         offset = int(tensor.storage_offset())
         return cls(memory, tensor.shape, tensor.stride(), offset, tensor.dtype)
 
     def on(self, storage: torch.UntypedStorage) -> Tensor:
-        """The tensor, in real memory."""
+        """Return the tensor in real memory."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
         return tensor.set_(storage, self.offset, self.size, self.stride)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its memory."""
+        """Whether it covers all of its memory."""
         return self.size.numel() * self.dtype.itemsize == self.memory.storage.nbytes()
 
 
@@ -110,13 +110,13 @@ class Constant:
 
 @dataclass
 class RandomState:
-    """A generator, and the state of it from which an operation drew."""
+    """A generator, and its state when an operation drew from it."""
 
     generator: torch.Generator
     state: Tensor
 
     def run(self, draw: Callable[[], Any]) -> Any:
-        """Draw from that state again; the generator is left as it is now."""
+        """Draw from that state again, and leave the generator as it is now."""
         now = self.generator.get_state()
         self.generator.set_state(self.state)
         try:
@@ -132,8 +132,9 @@ class RecordedOperation:
     Attributes:
         function, args, kwargs: the call, with references and constants for tensors.
         written: the memory that it changes.
-        made: for each tensor of its result, what refers to the memory made for it, or None if there was some.
-        random: from where it draws.
+        made: for each tensor of its result, a reference to its new memory, or None if it lies in existing
+            memory.
+        random: where it draws from.
         number: grows with each operation.
     """
 
@@ -146,19 +147,19 @@ class RecordedOperation:
     number: int = field(default_factory=lambda: next(_numbers))
 
     def remember(self) -> None:
-        """Become one of the operations of the memory that it makes or changes."""
+        """Add this operation to the memory that it creates or changes."""
         for memory in {*self.written, *(made.memory for made in self.made if made is not None)}:
             memory.operations.append(self)
 
     def overwrites(self, memory: RecordedMemory) -> bool:
-        """Whether nothing of what ``memory`` held before is left."""
+        """Whether it overwrites all previous contents of ``memory``."""
         if self.function.overloadpacket.__name__ not in _OVERWRITING or not self.args:
             return False
         target = self.args[0]
         return isinstance(target, Reference) and target.memory is memory and target.is_whole
 
     def reads(self) -> Iterator[RecordedMemory]:
-        """The memory that it needs."""
+        """Return the memory that it reads."""
         for leaf in tree_leaves((self.args, self.kwargs)):
             if isinstance(leaf, Reference) and not self.overwrites(leaf.memory):
                 yield leaf.memory
@@ -166,10 +167,10 @@ class RecordedOperation:
     def run(
         self, values: MutableMapping[RecordedMemory, torch.UntypedStorage], *, draws_on: bool = False
     ) -> None:
-        """Compute on real memory; what is made is put into ``values``.
+        """Run on real memory; put new memory into ``values``.
 
         Args:
-            draws_on: the generator is in the state of then, and goes on.
+            draws_on: the generator is already in the recorded state, and may advance.
         """
 
         def real(leaf: Any) -> Any:
@@ -191,11 +192,11 @@ class RecordedOperation:
 def values_of(
     wanted: Sequence[RecordedMemory], *, before: float = float("inf")
 ) -> dict[RecordedMemory, torch.UntypedStorage]:
-    """Run what the numbers in ``wanted`` come from, and nothing else.
+    """Run only the operations that determine the contents of ``wanted``.
 
     Args:
         wanted: memory.
-        before: what it held before the operation of that number.
+        before: return the contents before the operation of that number.
     """
     chosen: dict[int, RecordedOperation] = {}
     needed = [(memory, before) for memory in wanted]
@@ -213,7 +214,7 @@ def values_of(
 
 
 def _laid_out(tensor: Tensor, made: Reference) -> torch.UntypedStorage:
-    """The memory of ``tensor`` with the strides that its meta counterpart has."""
+    """Return the memory of ``tensor`` with the strides of its meta counterpart."""
     storage = tensor.untyped_storage()
     if tensor.stride() == made.stride and storage.nbytes() == made.memory.storage.nbytes():
         return storage

@@ -1,4 +1,4 @@
-"""The members of the next generation, agreed upon in the job's store by those that are left."""
+"""How the remaining replicas agree, in the job's store, on the members of the next generation."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from opensmd.modelparallel.exceptions import SMPError
 
 __all__ = ["Agreement"]
 
-START = 900.0  # seconds in which all ranks have started, as the agents of several hosts have
-SOON, LATER = 0.005, 0.1  # seconds between two looks into the store, at first and when it takes long
+START = 900.0  # seconds for all ranks to start, as for the agents of several hosts
+SOON, LATER = 0.005, 0.1  # seconds between looks into the store, at first and after a while
 
 
 class _Looks:
-    """Waits between looks, at first for moments: those that start take their time, and need the processor."""
+    """Waits between looks, at first briefly, later longer: starting ranks need time and the cores."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """How long ago the first look was."""
+        """The time since the first look."""
         return time.monotonic() - self._began
 
     def pause(self) -> None:
-        """Wait for the next one."""
+        """Wait until the next look."""
         time.sleep(min(LATER, max(SOON, self.seconds / 20)))
 
 
 class Agreement:
-    """This rank's voice in who trains together.
+    """This rank's part in deciding who trains together.
 
     Args:
         store: the job's.
-        place: of this rank in the job.
+        place: this rank's position in the job.
         timeout: seconds after which a rank that does not come is given up.
 
     Attributes:
-        generation: of the members; -1 before there is one.
-        members: who trains together now, in order.
-        requests: to join, with which has been dealt.
+        generation: the number of the current members; -1 at first.
+        members: the replicas that train together now, in order.
+        requests: how many requests to join have been handled.
     """
 
     def __init__(self, store: ReplicaStore, place: JobPlace, timeout: float) -> None:
@@ -52,11 +52,11 @@ class Agreement:
         self.requests = 0
 
     def require_job(self) -> None:
-        """See that the job goes on.
+        """Check that the job continues.
 
         Raises:
-            SMPError: it cannot.
-            SystemExit: with status 0, as it has come to its end.
+            SMPError: it cannot continue.
+            SystemExit: with status 0, because the job is complete.
         """
         over = self._store.over
         if over == FINISHED:
@@ -65,10 +65,10 @@ class Agreement:
             raise SMPError(over)
 
     def next_generation(self, arrival: Arrived) -> Decision:
-        """Come to the next generation and wait until it is known who is in it.
+        """Arrive at the next generation and wait until its members are known.
 
         Raises:
-            SMPError: the others have gone on without this replica, or this replica has lost a rank.
+            SMPError: the others have continued without this replica, or this replica has lost a rank.
         """
         generation = self.generation + 1
         self._store.arrive(generation, self._place.replica, self._place.rank, arrival.to_json())
@@ -84,11 +84,11 @@ class Agreement:
         return self._follow(generation, Decision.from_json(found))
 
     def admission(self, loop: int) -> Decision | None:
-        """Ask to join at the border of a loop, and wait until that comes; None if the loop is over.
+        """Ask to join at the border of a loop, and wait for it; None if the loop is over.
 
         Raises:
-            SMPError: nobody is left whom this replica could join, or the job cannot go on.
-            SystemExit: with status 0, as the job has come to its end.
+            SMPError: no replica is left to join, or the job cannot continue.
+            SystemExit: with status 0, because the job is complete.
         """
         store, place = self._store, self._place
         if store.add(f"joining/{loop}/{place.replica}") == place.size:
@@ -110,9 +110,9 @@ class Agreement:
             generation += 1
 
     def wait_until_all_know(self, decision: Decision) -> bool:
-        """Whether every member has seen the decision; False if one has ended before.
+        """Wait until every member has seen the decision; return False if one has ended before.
 
-        Making groups waits for each, and would not hear of its end.
+        Creating groups waits for all members, and would not notice an end.
         """
         self._store.is_ready(self.generation)
         looks, expected = _Looks(), len(decision.members) * self._place.size
@@ -151,7 +151,7 @@ class Agreement:
         return decision
 
     def _require_members(self, generation: int) -> None:
-        """See that somebody is left who could take this replica in."""
+        """Raise if no replica is left that this one could join."""
         if all(map(self._store.has_ended, self.members)) and self._store.decision(generation) is None:
             self._store.end(
                 "no replica is left that has the model's state, so there is none to join: start the job "

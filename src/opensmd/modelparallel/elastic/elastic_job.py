@@ -1,14 +1,14 @@
-"""One rank's part in a job whose replicas come and go: it carries out every step, whoever is lost in it.
+"""One rank's part in an elastic job: it carries out every step, whichever replicas are lost meanwhile.
 
 ::
 
-    a step             its work ........ everybody to everybody: done
-    a replica is lost  its work .. error, groups torn down, who is left? groups made, work put back, again
-    one wants to join  its work ........ everybody to everybody: done, and somebody waits
-    the next border    groups torn down, who is there? groups made, the state sent to who is new
+    a step             its work ........ all to all: done
+    a replica is lost  its work .. error, groups torn down, who is left? groups made, state restored, again
+    one wants to join  its work ........ all to all: done, and somebody is waiting
+    the next border    groups torn down, who is there? groups made, state sent to new replicas
 
-The word at the end of a point carries the number of requests to join that rank 0 has seen, so that all come
-to the border knowing the same.
+The message at the end of a point contains the number of requests to join that rank 0 has seen, so that all
+reach the border with the same knowledge.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class ElasticJob:
     Args:
         cfg: the settings.
         elastic: the setting of that name.
-        place: of this rank, as smdrun has said.
+        place: this rank's position, from smdrun.
 
     Attributes:
-        objects: of the script, whose state goes to replicas that join.
-        position: of the loop over steps.
+        objects: the script's objects whose state joining replicas get.
+        position: the position in the loop over steps.
     """
 
     def __init__(self, cfg: Config, elastic: Elastic, place: JobPlace) -> None:
@@ -76,21 +76,21 @@ class ElasticJob:
         self._store = ReplicaStore.at(place.address)
         self._agreement = Agreement(self._store, place, elastic.timeout)
         self._done = 0
-        self._requested = 0  # of the requests to join, those that all know of
+        self._requested = 0  # the requests to join that all members know of
         self._has_state = self._is_member = place.replica.attempt == 0
         self._kept: KeptStep | None = None
         self._inside = False
-        # What ranks say to each other at the end of a point: the requests to join that they have seen.
+        # What ranks send each other at the end of a point: the requests to join that they have seen.
         self._word = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self._join_requests: JoinRequests | None = None  # of rank 0, while there are groups
+        self._join_requests: JoinRequests | None = None  # on rank 0, while there are groups
 
     @property
     def locality(self) -> Locality:
-        """This rank's place on its host, which stays the same in all groups."""
+        """This rank's position on its host, which never changes."""
         return Locality(self._place.local_rank, self._place.local_size)
 
     def begin(self) -> RankGrid:
-        """Make the first groups: of all replicas, or of this one alone where the others train already.
+        """Create the first groups: of all replicas, or of this one alone if the others are already training.
 
         Raises:
             SMPError: the job cannot go on.
@@ -105,12 +105,12 @@ class ElasticJob:
         return self._make_groups("generation/0", decision.members)
 
     def carry_out(self, work: Callable[[], Result], what: str, *, alone: bool = False) -> Result:
-        """What ``work`` returns, a step or another point of all replicas, done by all that are left.
+        """Run ``work``, a step or another point of all replicas, on all that are left; return its result.
 
         Args:
-            work: may run several times.
-            what: it is, for errors.
-            alone: a replica that has come back may do it by itself before it joins.
+            work: a function that may run several times.
+            what: what it does, for errors.
+            alone: whether a returning replica may do it by itself before it joins.
 
         Raises:
             SMPError: this replica has not joined, or has lost a rank; or too few replicas are left.
@@ -135,20 +135,20 @@ class ElasticJob:
             else:
                 self._done = point
             if self._done < point:
-                gc.collect(1)  # the error's traceback has held on to the memory of the old groups
+                gc.collect(1)  # the error's traceback kept the memory of the old groups alive
                 continue
             self._done, self._kept = point, None
             return result
 
     def keep(self, model: WrappedModel) -> None:
-        """Keep what the step that begins is going to change."""
+        """Save what the step that is starting will change."""
         self._kept = KeptStep(model)
 
     def border(self, loop: int) -> bool:
-        """Between two steps of a loop: let replicas in that wait, or join the others.
+        """Between two steps of a loop, admit waiting replicas, or join the others.
 
         Returns:
-            Whether the loop goes on; it is over for a replica that comes late.
+            Whether the loop continues; for a replica that comes too late, it is over.
         """
         if not self._is_member:
             return self._join(loop)
@@ -157,12 +157,12 @@ class ElasticJob:
         return True
 
     def begin_loop(self, loop: int) -> None:
-        """All members begin their loop of this number."""
+        """Start the loop of this number together with all members."""
         if self._is_member and state.rank == 0:
             self._store.set_number("loop", loop)
 
     def end(self) -> None:
-        """This rank has come to the end of its script."""
+        """Note that this rank has reached the end of its script."""
         self._stop_looking()
         if self._is_member and self._place.rank == 0:
             with contextlib.suppress(RuntimeError):  # smdrun may be gone
@@ -177,7 +177,7 @@ class ElasticJob:
             self._inside = False
 
     def _agree_on_end(self) -> None:
-        """Say to everybody that this rank has done its part of a point, and hear it from everybody."""
+        """Tell all ranks that this one has done its part of a point, and wait for theirs."""
         self._word.fill_(0 if self._join_requests is None else self._join_requests.number)
         dist.all_reduce(self._word, op=dist.ReduceOp.MAX)
         self._requested = max(self._requested, int(self._word))
@@ -186,10 +186,10 @@ class ElasticJob:
         return Arrived(self._done, loop, self._has_state)
 
     def _regroup(self, error: BaseException | None, point: int, loop: int | None = None) -> None:
-        """Go on with who is left, and who has come; at a border, or because of an error within a point.
+        """Continue with the remaining and new replicas, at a border or after an error within a point.
 
         Raises:
-            SMPError: this replica cannot go on; from ``error``, if there is one.
+            SMPError: this replica cannot continue; chained to ``error``, if there is one.
         """
         began = time.monotonic()
         while True:
@@ -217,9 +217,9 @@ class ElasticJob:
         return True
 
     def _enter(self, decision: Decision) -> bool:
-        """Make the groups of a generation, and whoever is new equal to the others; False if one was lost."""
-        # Some may have heard of requests in a word that got lost for others. All hear of these again and come
-        # to the same border; else some would go there in every generation, and the others into a step.
+        """Create a generation's groups, and make new replicas equal to the others; False if one was lost."""
+        # Some may know of requests from a message that others did not get. All hear of them again and so go
+        # to the same border; otherwise some would go there in every generation, and the others into a step.
         self._requested = self._agreement.requests
         if not self._agreement.wait_until_all_know(decision):
             return False
@@ -272,7 +272,7 @@ class ElasticJob:
             self._join_requests = None
 
     def _require_enough(self, decision: Decision) -> None:
-        """Raise, on all members, if they are too few."""
+        """Raise on all members if they are too few."""
         if len(decision.members) < self._least:
             why = (
                 f"{len(decision.members)} of the at least {self._least} replicas are left that the setting "

@@ -1,4 +1,4 @@
-"""The process groups of a generation: torch's default group and all of smp's, over its members alone."""
+"""The process groups of a generation: torch's default group and all of smp's, of its members only."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["leave_groups", "make_world"]
 def make_world(
     store: Store, name: str, place: JobPlace, members: Sequence[Replica], grid: RankGrid, timeout: timedelta
 ) -> int:
-    """Make torch's default group of these replicas; collective over all their ranks.
+    """Create torch's default group of these replicas; all their ranks must call.
 
     Args:
         store: the job's.
-        name: of the generation, under which nobody else meets.
-        place: of this rank.
-        members: this rank's replica among them.
-        grid: of so many replicas.
-        timeout: of the group.
+        name: a unique name of the generation.
+        place: this rank's position.
+        members: the replicas, including this rank's.
+        grid: the grid of so many replicas.
+        timeout: the group's timeout.
 
     Returns:
-        The rank in it.
+        This process's rank in the group.
     """
     register()
     replica = members.index(place.replica)
@@ -47,7 +47,7 @@ def make_world(
 
 
 def leave_groups() -> None:
-    """Give up all groups of torch; others that wait in one of them learn it at once."""
+    """Abort all of torch's groups; others that wait in one of them notice at once."""
     if dist.is_initialized():
-        with contextlib.suppress(RuntimeError):  # a group that is aborted already
+        with contextlib.suppress(RuntimeError):  # the group may already be aborted
             dist.destroy_process_group()

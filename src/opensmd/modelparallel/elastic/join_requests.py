@@ -1,4 +1,4 @@
-"""The thread of rank 0 that looks for replicas that want to join, beside the steps.
+"""The thread on rank 0 that looks for replicas that want to join, in parallel to the steps.
 
 Asking the job's store takes longer than the end of a small step, so no step waits for it.
 """
@@ -16,13 +16,13 @@ LOOK_EVERY = 0.05  # seconds between two looks
 
 
 class JoinRequests(threading.Thread):
-    """Counts the requests to join, from its making until :meth:`stop`.
+    """Counts the requests to join until :meth:`stop`.
 
     Args:
-        address: of the job's store, to which it makes a client of its own: another may be waiting.
+        address: of the job's store; it gets its own client, because another may be blocked in a wait.
 
     Attributes:
-        number: of the requests seen so far.
+        number: the requests seen so far.
     """
 
     def __init__(self, address: str) -> None:
@@ -34,12 +34,12 @@ class JoinRequests(threading.Thread):
 
     def run(self) -> None:
         """Look until :meth:`stop` is called."""
-        with contextlib.suppress(RuntimeError):  # smdrun is gone, and this process with it
+        with contextlib.suppress(RuntimeError):  # smdrun is gone, and soon this process, too
             store = ReplicaStore.at(self._address)
             while not self._ended.wait(LOOK_EVERY):
                 self.number = store.requests()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._ended.set()
         self.join()

@@ -1,7 +1,8 @@
-"""A replica's state from the memory of another: optimizers, scalers and the script's own objects.
+"""Copying a replica's state from another's memory: optimizers, scalers and the script's own objects.
 
-Parameters and buffers are not sent here: the reducer's first broadcast brings them. The rest goes from the
-first rank of each stage to those of the new replicas, one parameter's at a time, as where a plan changes.
+Parameters and buffers are not sent here, because the reducer's first broadcast brings them. The rest goes
+from the first rank of each stage to those of the new replicas, one parameter at a time, as when a plan
+changes.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ __all__ = ["LoopPosition", "send_state"]
 
 @dataclass
 class LoopPosition:
-    """Where the loop over steps is.
+    """The position in the loop over steps.
 
     Attributes:
-        index: how many of its steps are done.
+        index: the number of completed steps.
     """
 
     index: int = 0
 
 
 def send_state(objects: Mapping[str, Any], position: LoopPosition, *, receives: bool) -> None:
-    """Make this replica like the first of its group, or let others become so; called on all ranks.
+    """Make new replicas equal to the first of their group; all ranks must call.
 
     Args:
-        objects: of the script, with ``state_dict`` and ``load_state_dict``; alike on all replicas.
-        position: of the loop.
-        receives: this replica is new.
+        objects: the script's, with ``state_dict`` and ``load_state_dict``; alike on all replicas.
+        position: the position in the loop.
+        receives: whether this replica is new.
 
     Raises:
-        SMPError: a new replica has other optimizers, scalers or objects than the others.
+        SMPError: a new replica's optimizers, scalers or objects differ from the others'.
     """
     group = state.groups[CommGroup.DP_GROUP]
     announced: list[Any] = [_described(objects, position) if dist.get_rank(group) == 0 else None]
@@ -59,7 +60,7 @@ def send_state(objects: Mapping[str, Any], position: LoopPosition, *, receives: 
 
 
 def _described(objects: Mapping[str, Any], position: LoopPosition) -> dict[str, Any]:
-    """All but what belongs to parameters."""
+    """Describe everything except what belongs to parameters."""
     model = state.model
     module = None if model is None else model.get_module()
     return {
@@ -101,7 +102,7 @@ def _require_alike(first: Mapping[str, Any], objects: Mapping[str, Any]) -> None
 
 
 def _send_tensors(group: dist.ProcessGroup, *, receives: bool) -> None:
-    """Gradients and optimizer state of the parameters of this stage."""
+    """Send gradients and optimizer state of this stage's parameters."""
     model = state.model
     if model is None or not model.partitioned:
         return
@@ -129,6 +130,6 @@ def _take(first: Mapping[str, Any], objects: Mapping[str, Any], position: LoopPo
     for name, found in first["objects"].items():
         objects[name].load_state_dict(found)
     position.index = first["index"]
-    # Replicas that draw the same numbers, as those that share out one batch do, go on doing so.
+    # Replicas that draw the same numbers, such as those that divide one batch, continue to do so.
     if torch.initial_seed() == first["seed"]:
         set_random_states(first["random"])

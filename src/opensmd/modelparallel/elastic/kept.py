@@ -1,4 +1,4 @@
-"""What a step changes before the optimizer's step, kept for the case that it has to be done again."""
+"""Saving what a step changes before the optimizer's step, in case it has to be repeated."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["KeptStep"]
 
 
 class KeptStep:
-    """Gradients, buffers, attributes of modules and random states, before the microbatches of a step.
+    """Gradients, buffers, module attributes and random states before a step's microbatches.
 
     Args:
-        model: whose step it is; its parts have their places.
+        model: the placed model whose step it is.
 
     Raises:
-        SMPError: it is on a GPU.
+        SMPError: the model is on a GPU.
     """
 
     def __init__(self, model: WrappedModel) -> None:
@@ -45,10 +45,10 @@ class KeptStep:
         self._random = random_states()
 
     def put_back(self) -> None:
-        """Everything is again as it was.
+        """Restore everything.
 
         Raises:
-            SMPError: the step has changed parameters themselves, which are not kept.
+            SMPError: the step has changed parameters, which are not saved.
         """
         with without_interception(), torch.no_grad():
             self._model.put_back()
@@ -66,7 +66,7 @@ class KeptStep:
 
 
 def _require_cpu(parameters: Mapping[str, nn.Parameter]) -> None:
-    """On a GPU, kernels of NCCL would wait for ever for a replica that is lost within a step."""
+    """Raise on a GPU, where NCCL kernels would wait forever for a replica that is lost within a step."""
     for name, parameter in parameters.items():
         if not parameter.is_cpu:
             raise SMPError(

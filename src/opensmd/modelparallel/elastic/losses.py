@@ -1,4 +1,4 @@
-"""Which errors may mean that a replica is lost: those of communication, also of a peer's."""
+"""Which errors may mean that a replica is lost: communication errors, including a peer's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe"
 
 
 def may_be_a_loss(error: BaseException) -> bool:
-    """Whether another rank's end can be the reason for an error; its own replica's, too."""
+    """Whether the end of another rank, perhaps of the same replica, may have caused an error."""
     return any(_is_of_communication(each) for each in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        error = error.__cause__  # not the context: an error in the handling of a loss is none
+        error = error.__cause__  # not the context: an error while handling a loss is not a loss
 
 
 def _is_of_communication(error: BaseException) -> bool:

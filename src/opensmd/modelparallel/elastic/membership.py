@@ -1,8 +1,8 @@
-"""Who trains together from now on: what one member decides for all from what it sees in the store; pure.
+"""Who trains together from now on, as one member decides for all from the contents of the store; pure.
 
-A job is a row of *points*: steps, and other operations of all replicas. Each ends with a word of everybody to
-everybody that it is done. A member that got that word knows that all have done their part, whatever happened
-to them afterwards; so a point that one member has passed is done for all, and any other is done again.
+A job is a sequence of *points*: steps, and other operations of all replicas. Each ends with a message from
+all to all that it is done. A member that has received these knows that all have done their part, whatever
+happened to them afterwards. So a point that one member has passed is done for all, and any other is repeated.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["Arrived", "Decision", "decide"]
 
 @dataclass(frozen=True)
 class Arrived:
-    """Where a rank stands that has no groups.
+    """The situation of a rank without groups.
 
     Attributes:
-        done: points that it has passed.
-        loop: the number of the loop at whose border it stands, where others may join; None inside a step.
-        has_state: its model is that of the other members.
+        done: the number of points that it has passed.
+        loop: the number of the loop at whose border it is, where others may join; None inside a step.
+        has_state: whether its model equals that of the other members.
     """
 
     done: int
@@ -31,7 +31,7 @@ class Arrived:
     has_state: bool
 
     def to_json(self) -> dict[str, Any]:
-        """What is written into the job's store."""
+        """Return the text for the job's store."""
         return asdict(self)
 
 
@@ -40,11 +40,11 @@ class Decision:
     """The members of a generation.
 
     Attributes:
-        members: those that go on first, in the order that they had.
-        joined: those of them that get their state from the others.
-        done: points that are done for all.
-        requests: of replicas to join, with which the decision has dealt.
-        lost: of the members before.
+        members: first those that continue, in their previous order.
+        joined: the members that get their state from the others.
+        done: the number of points that are done for all.
+        requests: how many requests to join the decision has handled.
+        lost: the lost members of the previous generation.
     """
 
     members: tuple[Replica, ...]
@@ -54,12 +54,12 @@ class Decision:
     lost: tuple[Replica, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What is written into the job's store."""
+        """Return the text for the job's store."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Decision:
-        """What :meth:`to_json` made."""
+        """Parse a text from :meth:`to_json`."""
         members, joined, lost = (
             tuple(Replica(*each) for each in found[name]) for name in ("members", "joined", "lost")
         )
@@ -75,16 +75,16 @@ def decide(
     requests: int,
     patience_is_over: bool,
 ) -> Decision | None:
-    """The members of the next generation; None while one has to be waited for.
+    """Return the members of the next generation, or None while one has to be waited for.
 
     Args:
-        before: the members of the last one, with those of their ranks that have come.
-        size: ranks of a replica.
-        ended: the replicas of which no process is left, with the points that they have passed if they came to
-            the end of their script.
-        waiting: replicas that have asked to join, and the number of the loop at whose border.
-        requests: that have come; those of ``waiting``, or fewer.
-        patience_is_over: who has not come by now is given up.
+        before: the previous members, with those of their ranks that have arrived.
+        size: the number of ranks of a replica.
+        ended: the replicas with no process left, with the points that they have passed if they completed
+            their script.
+        waiting: replicas that have asked to join, and the number of the loop where they did.
+        requests: the number of requests that have come; those of ``waiting``, or fewer.
+        patience_is_over: whether to give up those that have not come by now.
     """
     there = {
         replica: arrivals
@@ -96,11 +96,11 @@ def decide(
         return None
     all_there = [arrival for arrivals in there.values() for arrival in arrivals]
     left = [done for replica, done in ended.items() if replica in before and done is not None]
-    # Without state, a replica knows of no points.
+    # A replica without state knows of no points.
     done = max([arrival.done for arrival in all_there if arrival.has_state] + left, default=0)
     joined = {replica for replica, arrivals in there.items() if not all(each.has_state for each in arrivals)}
     members = [replica for replica in there if replica not in joined]
-    if not members:  # those that had the state are lost
+    if not members:  # all that had the state are lost
         return Decision((), (), done, requests, tuple(before))
     loops = {arrival.loop for arrival in all_there}
     at_one_border = len(loops) == 1 and None not in loops

@@ -1,4 +1,4 @@
-"""A model that goes on: over other process groups, or by another plan, with new replicas in either case."""
+"""A model that continues with other process groups or another plan, and new replicas in either case."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ __all__ = ["RegroupedModel"]
 
 
 class RegroupedModel(ModelState):
-    """A module with what runs it: an engine if it is split, replicas if there are several."""
+    """A module with what runs it: an engine if split, and replicas if there are several."""
 
-    _engine: Engine | None  # None for a model in one partition
-    _runner: Engine | WholeModel | None  # of steps; None until the parts have their places
+    _engine: Engine | None  # None for a single partition
+    _runner: Engine | WholeModel | None  # runs steps; None until the model is placed
     _replicas: Replicas | ReplicasTogether | None
     _plan_check: PlanCheck | None
     _sharded: ShardedParameters | None
     _replica_options: dict[str, Any]
     _comm_hooks: list[tuple[Any, CommHook]]
-    _known_plan: Plan | None  # agreed upon, though not all parts may have their places yet
+    _known_plan: Plan | None  # agreed upon, even if not all parts are placed yet
     joining: bool
 
     @abstractmethod
     def _place_by(self, first: FirstPlan) -> None:
-        """Give all parts of the model their places, and make what runs them, but for replicas."""
+        """Place all parts of the model, and create what runs them, except replicas."""
 
     def leave_groups(self) -> None:
-        """Use no process group any more; :meth:`enter_groups` comes next."""
+        """Stop using any process group; :meth:`enter_groups` comes next."""
         if isinstance(self._replicas, Replicas):
             self._replicas.close()
         self._replicas = self._plan_check = None
@@ -51,13 +51,13 @@ class RegroupedModel(ModelState):
             self._runner.reducer = None
 
     def enter_groups(self, *, equal: bool) -> None:
-        """Go on over the groups of the state, by the plan of those that have one; collective over all ranks.
+        """Continue with the state's groups and the plan of a rank that has one; all ranks must call.
 
         Args:
             equal: give all replicas the first one's parameters and buffers.
         """
         plan = self._plan_of_others()
-        if plan is None:  # nobody has come through the first step's beginning
+        if plan is None:  # nobody has got past the start of the first step
             return
         if not self.partitioned:
             self._place_by(FirstPlan(plan))
@@ -70,7 +70,7 @@ class RegroupedModel(ModelState):
         self._make_replicas(equal=equal)
 
     def _plan_of_others(self) -> Plan | None:
-        """The plan, and which parameters are trained: of the first rank that knows."""
+        """Return the plan, and which parameters are trained, from the first rank that knows."""
         own = None
         if self._known_plan is not None:
             own = self._known_plan.to_json(), [each.requires_grad for each in self.get_module().parameters()]
@@ -93,7 +93,7 @@ class RegroupedModel(ModelState):
                 self._runner.reducer = self._replicas
 
     def _compare_with_plan(self, engine: Engine) -> None:
-        """Before the third step: what the first two have taken; go on by a better plan if asked to."""
+        """Before the third step, compare the first two with the plan; switch to a better one if requested."""
         plan = None if self._plan_check is None or self.joining else self._plan_check.before_step()
         if plan is not None and replan(self, engine, plan):
             self._make_replicas()

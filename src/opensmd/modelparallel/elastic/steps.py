@@ -1,4 +1,4 @@
-"""``smp.elastic_steps``: the loop over steps, at whose borders replicas join."""
+"""``smp.elastic_steps``: the loop over steps, between which replicas join."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _loops = itertools.count(1)
 
 
 def elastic_steps(steps: range, **objects: Any) -> Iterator[int]:
-    """The numbers of ``steps``; between two of them replicas join that have come back.
+    """Yield the numbers of ``steps``; between two of them, returning replicas may join.
 
-    A replica that joins takes the place in the loop, the model, optimizers and gradient scalers of another,
-    and the state of ``objects``. From then on ``smp.dp_rank()`` and ``smp.dp_size()`` are others, so a step's
-    batch follows from its number and from these two, asked anew in every step. Without the setting
-    ``elastic`` this is a loop over ``steps`` and no more.
+    A joining replica takes over another's position in the loop, its model, optimizers and gradient scalers,
+    and the state of ``objects``. After that, ``smp.dp_rank()`` and ``smp.dp_size()`` differ, so derive each
+    step's batch from its number and the current values of these two. Without the setting ``elastic`` this is
+    just a loop over ``steps``.
 
     Args:
-        steps: alike on all replicas.
-        objects: of the script, by any names: learning-rate schedulers, meters, whatever has ``state_dict``
-            and ``load_state_dict``. Not the model and its optimizers, which go along anyway.
+        steps: a range, the same on all replicas.
+        objects: the script's, by any names: learning-rate schedulers, meters, whatever has ``state_dict`` and
+            ``load_state_dict``. Not the model and its optimizers, which are included anyway.
 
     Raises:
-        TypeError: ``steps`` is no range, or an object lacks one of the two methods.
-        SMPError: before ``smp.init``; in a replica that joins, if it has other optimizers or objects.
+        TypeError: ``steps`` is not a range, or an object lacks one of the two methods.
+        SMPError: before ``smp.init``; in a joining replica, if its optimizers or objects differ.
     """
     elastic = state.require("smp.elastic_steps").elastic
     if not isinstance(steps, range):

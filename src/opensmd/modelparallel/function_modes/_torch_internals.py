@@ -1,6 +1,6 @@
-"""The stack of function modes of a thread, which only private functions of torch change.
+"""A thread's stack of function modes, which only private functions of torch can change.
 
-A mode that a script has entered must not be entered again, as its object remembers what was before it.
+A mode that a script has entered must not be entered again, because its object remembers the previous state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _push_mode = torch._C._push_on_torch_function_stack
 
 
 class WithoutMode:
-    """Takes a function mode off this thread's stack for a while, if it is there; those above it stay."""
+    """Temporarily takes a function mode off this thread's stack, if it is there; those above it stay."""
 
     __slots__ = ("_above", "_mode", "_taken")
 
@@ -35,7 +35,7 @@ class WithoutMode:
         if self._taken:
             _pop_mode()
         elif any(_mode_at(place) is self._mode for place in range(height - 1)):
-            # A script has entered modes of its own since; nearly none does.
+            # The script has entered its own modes since, which is rare.
             self._taken = True
             while (mode := _pop_mode()) is not self._mode:
                 self._above.insert(0, mode)
@@ -50,9 +50,9 @@ class WithoutMode:
 
 
 class WithoutDefaultDevice:
-    """Takes a default device off this thread's stack of modes for a while, as ``loss.backward()`` does.
+    """Temporarily takes a default device off this thread's stack of modes, as ``loss.backward()`` does.
 
-    torch's checkpoints enter it again when they recompute, and it does not come off any more if it is on.
+    torch's checkpoints enter it again when they recompute, and if it were still on, it would never come off.
     """
 
     __slots__ = ("_modes",)
@@ -68,7 +68,7 @@ class WithoutDefaultDevice:
 
 
 def _take_modes() -> list[torch.overrides.TorchFunctionMode]:
-    """Those of this thread, from the outermost, none of which is on its stack any more."""
+    """Take all modes off this thread's stack and return them, outermost first."""
     return [_pop_mode() for _ in range(_stack_height())][::-1]
 
 
@@ -78,13 +78,13 @@ def _push_all(modes: Iterable[torch.overrides.TorchFunctionMode]) -> None:
 
 
 def function_modes() -> list[torch.overrides.TorchFunctionMode]:
-    """The function modes of this thread, from the outermost."""
+    """Return the function modes of this thread, outermost first."""
     return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
 def on_stack(mode: torch.overrides.TorchFunctionMode) -> Iterator[None]:
-    """What another thread has entered applies in this one, too; entering it again would change the object."""
+    """Apply another thread's modes in this one without entering them, which would change the objects."""
     _push_mode(mode)
     try:
         yield

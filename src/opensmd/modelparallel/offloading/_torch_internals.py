@@ -1,6 +1,6 @@
-"""Where ``torch.utils.checkpoint`` saves its inputs: both of its forms do so in private parts.
+"""The private parts of ``torch.utils.checkpoint`` in which both of its forms save inputs.
 
-Scripts, and transformers, have imported the function by name, so it cannot be replaced as a whole.
+Scripts and transformers import the function by name, so it cannot be replaced as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Around = Callable[[Sequence[Tensor]], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def saving_inputs(around: Around) -> Iterator[None]:
-    """Let checkpoints save their inputs inside ``around(inputs)``, for the time of a context."""
+    """Make checkpoints save their inputs inside ``around(inputs)``, while the context is open."""
     frame, function = torch_checkpoint._CheckpointFrame, torch_checkpoint.CheckpointFunction
     plain_save: Callable[..., None] = frame.save_inputs
 

@@ -1,8 +1,8 @@
-"""A file that activations are written into: memory that may be as large as a disk.
+"""A file for activations: memory as large as a disk.
 
 The file has no name, so that nothing is left behind however the process ends. It is written and read by
-``pwrite`` and ``preadv``: through a mapping, a full disk would end the process by SIGBUS, and what the
-activations take would count as memory of the process.
+``pwrite`` and ``preadv``: with a mapping, a full disk would kill the process by SIGBUS, and the activations
+would count as memory of the process.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ALIGNMENT = 4096  # a page, and a block of most disks
 
 
 class Arena:
-    """Space in a file, given back and used again.
+    """Reusable space in a file.
 
     Args:
-        folder: where the file is; best on a local NVMe disk. A folder in memory (tmpfs) saves none.
+        folder: where the file is, preferably on a local NVMe disk. A folder in memory (tmpfs) saves nothing.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the folder cannot be written.
     """
 
     def __init__(self, folder: str) -> None:
@@ -43,7 +43,7 @@ class Arena:
         return self._end
 
     def take(self, size: int) -> int:
-        """An offset with room for ``size`` bytes, until :meth:`give_back`."""
+        """Reserve ``size`` bytes until :meth:`give_back`, and return their offset."""
         rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
         with self._lock:
             if self._free[rounded]:
@@ -52,7 +52,7 @@ class Arena:
             return offset
 
     def give_back(self, offset: int, size: int) -> None:
-        """The room at ``offset`` is free again."""
+        """Free the space at ``offset``."""
         with self._lock:
             self._free[-(-size // _ALIGNMENT) * _ALIGNMENT].append(offset)
 
@@ -60,7 +60,7 @@ class Arena:
         """Write a contiguous CPU tensor.
 
         Raises:
-            OSError: the disk is full or fails; the message says which folder it is.
+            OSError: the disk is full or fails; the message names the folder.
         """
         left = _bytes_of(tensor)
         try:

@@ -1,4 +1,4 @@
-"""Activations of the CPU in an arena's file, written and read by threads beside the computation."""
+"""CPU activations in an arena's file, written and read by threads in parallel to the computation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["FileStore", "FromFile", "InFile"]
 
 
 class FileStore:
-    """Puts CPU tensors into a file.
+    """Stores CPU tensors in a file.
 
-    One thread writes and another reads, so that what a backward waits for does not queue behind what a
-    forward leaves.
+    One thread writes and another reads, so that what a backward waits for does not queue behind a forward's
+    writes.
 
     Args:
         folder: where the file is.
@@ -29,16 +29,16 @@ class FileStore:
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="smp-offload-read")
 
     def put(self, tensor: Tensor) -> InFile:
-        """Begin to write the tensor."""
+        """Start writing the tensor."""
         return InFile(self, tensor)
 
 
 class InFile:
-    """A tensor in the file, until nobody refers to it."""
+    """A tensor in the file, for as long as this object is referenced."""
 
     def __init__(self, store: FileStore, tensor: Tensor) -> None:
         self._store = store
-        # dimensions from the longest stride to the shortest: contiguous in this order, if the tensor is dense
+        # dimensions by descending stride: contiguous in this order, if the tensor is dense
         self._order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
         ordered = tensor.detach().permute(self._order)
         self._shape, self._dtype = ordered.shape, ordered.dtype
@@ -50,11 +50,11 @@ class InFile:
         weakref.finalize(self, store.arena.give_back, self._offset, size).atexit = False
 
     def is_written(self) -> bool:
-        """Whether the tensor's own memory is not needed any more."""
+        """Whether the tensor's own memory is no longer needed."""
         return self._writing.done()
 
     def wait_until_written(self) -> None:
-        """Return when it is.
+        """Wait until it is written.
 
         Raises:
             OSError: it could not be written.
@@ -62,7 +62,7 @@ class InFile:
         self._writing.result()
 
     def fetch(self) -> FromFile:
-        """Begin to read the tensor."""
+        """Start reading the tensor."""
         read: list[Tensor] = []
         return FromFile(self._store.reader.submit(self._read, read), read)
 
@@ -78,8 +78,9 @@ class FromFile:
     """A tensor on its way back.
 
     Args:
-        reading: ends when it is there.
-        read: it is here then. Not the future's result: the thread keeps the future for a while after its end.
+        reading: done when the tensor is read.
+        read: contains the tensor then. It is not the future's result, because the thread keeps the future for
+            a while.
     """
 
     def __init__(self, reading: Future[None], read: list[Tensor]) -> None:
@@ -87,7 +88,7 @@ class FromFile:
         self._read = read
 
     def result(self) -> Tensor:
-        """The tensor, as soon as it is there; asked for once.
+        """Wait for the tensor and return it; may be called once.
 
         Raises:
             OSError: it could not be written or read.
@@ -97,7 +98,7 @@ class FromFile:
 
 
 def _write(arena: Arena, given: list[Tensor], version: int, offset: int) -> None:
-    """Write the tensor in ``given``, and take it out: the thread keeps its arguments beyond the end."""
+    """Write the tensor in ``given`` and remove it, because the thread keeps its arguments after the end."""
     ordered = given.pop()
     arena.write(ordered.contiguous(), offset)
     if ordered._version != version:

@@ -1,11 +1,11 @@
-"""Which activations of checkpointed layers are in memory: at most ``activation_loading_horizon`` layers'.
+"""Which activations of checkpointed layers stay in memory: at most ``activation_loading_horizon`` layers'.
 
-A layer's input leaves while the layer runs, and comes back before its backward, the later layers' first::
+A layer's input leaves while the layer runs, and comes back before its backward, later layers first::
 
     forward    layer 0   1   2   3 ...      each input is written while the next layers run
     backward   layer 9   8   7   6 ...      with a horizon of 3, inputs 8 and 7 are read while 9 is used
 
-An input that is being written, read ahead or used counts; so at most horizon - 1 are under way.
+Inputs that are being written, read ahead or used count; so at most horizon - 1 are in transit.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ class Fetching(Protocol):
     """A tensor on its way back."""
 
     def result(self) -> Tensor:
-        """The tensor, as soon as it is there."""
+        """Wait for the tensor and return it."""
 
 
 class Stored(Protocol):
     """A tensor outside the device's memory."""
 
     def is_written(self) -> bool:
-        """Whether the tensor's own memory is not needed any more."""
+        """Whether the tensor's own memory is no longer needed."""
 
     def wait_until_written(self) -> None:
-        """Return when what was stored is complete."""
+        """Wait until the tensor is stored completely."""
 
     def fetch(self) -> Fetching:
-        """Begin to bring it back."""
+        """Start bringing it back."""
 
 
 class Activation:
-    """A layer's input; it knows the one before it, whose backward comes after its own."""
+    """A layer's input, linked to the previous one, whose backward comes after its own."""
 
     def __init__(self, stored: Stored, previous: Activation | None) -> None:
         self.stored = stored
@@ -58,7 +58,7 @@ class Activation:
         self._previous = None if previous is None else weakref.ref(previous)
 
     def previous(self) -> Activation | None:
-        """The input that was offloaded before this one, if its backward has yet to come."""
+        """The input that was offloaded before this one, if its backward is yet to come."""
         return None if self._previous is None else self._previous()
 
 
@@ -67,7 +67,7 @@ class Offloading:
 
     Args:
         horizon: how many layers' inputs may be in memory, at least 1.
-        folder: where those of the CPU are written.
+        folder: where CPU activations are written.
 
     Raises:
         ValueError: there is no such folder.
@@ -85,21 +85,19 @@ class Offloading:
         self._stores: dict[torch.device, FileStore | PinnedStore] = {}
         self._writing: list[weakref.ref[Activation]] = []
         self._fetched: weakref.WeakSet[Activation] = weakref.WeakSet()
-        self._latest = (
-            threading.local()
-        )  # each microbatch of a pipeline has a thread, and an order, of its own
+        self._latest = threading.local()  # each microbatch of a pipeline has its own thread and order
         self._lock = threading.RLock()
 
     @classmethod
     def asked_for(cls, horizon: int) -> Offloading:
-        """With the folder that ``OPENSMD_OFFLOAD_DIR`` names; default: the system's for temporary files."""
+        """Create it with the folder in ``OPENSMD_OFFLOAD_DIR``, or else the system's temporary folder."""
         return cls(horizon, os.environ.get("OPENSMD_OFFLOAD_DIR") or tempfile.gettempdir())
 
     def warn_if_idle(self) -> None:
-        """Called after the first step.
+        """Check the first step for activation checkpoints.
 
         Warns:
-            UserWarning: it had no activation checkpoint.
+            UserWarning: the step had none.
         """
         if not self.count:
             warnings.warn(
@@ -111,7 +109,7 @@ class Offloading:
 
     @contextlib.contextmanager
     def of_inputs(self, inputs: Sequence[Tensor]) -> Iterator[None]:
-        """Offload those of ``inputs`` that a checkpoint saves inside and that are activations."""
+        """Offload the activations among ``inputs`` that a checkpoint saves inside."""
         wanted = {_place(tensor) for tensor in inputs if _is_activation(tensor)}
 
         def pack(tensor: Tensor) -> Tensor | Activation:
@@ -163,7 +161,7 @@ class Offloading:
 
 
 def _is_activation(tensor: Tensor) -> bool:
-    """No input of the step and no parameter, which live on anyhow."""
+    """Whether it is neither an input of the step nor a parameter, which stay in memory anyway."""
     return (
         tensor.requires_grad and not tensor.is_leaf and tensor.layout is torch.strided and tensor.numel() > 0
     )

@@ -1,4 +1,4 @@
-"""Activations of a CUDA device in pinned memory of the host, copied on streams beside the computation."""
+"""Activations of a CUDA device in pinned host memory, copied on streams in parallel to the computation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["InPinnedMemory", "PinnedStore"]
 
 
 class PinnedStore:
-    """Puts the tensors of one CUDA device into the host's memory.
+    """Stores the tensors of one CUDA device in host memory.
 
     Args:
         device: the device.
@@ -20,12 +20,12 @@ class PinnedStore:
         self.back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def put(self, tensor: Tensor) -> InPinnedMemory:
-        """Begin to copy the tensor to the host."""
+        """Start copying the tensor to the host."""
         return InPinnedMemory(self, tensor)
 
 
 class InPinnedMemory:
-    """A tensor in the host's memory, until nobody refers to it."""
+    """A tensor in host memory, for as long as this object is referenced."""
 
     def __init__(self, store: PinnedStore, tensor: Tensor) -> None:
         self._store = store
@@ -35,23 +35,23 @@ class InPinnedMemory:
         with torch.cuda.stream(store.out):
             self._host.copy_(tensor.detach(), non_blocking=True)
             self._written = store.out.record_event()
-        tensor.record_stream(store.out)  # so that its memory is not used again before the copy is made
+        tensor.record_stream(store.out)  # so that its memory is not reused before the copy is done
 
     def is_written(self) -> bool:
-        """Whether the tensor's own memory is not needed any more."""
+        """Whether the tensor's own memory is no longer needed."""
         return bool(self._written.query())
 
     def wait_until_written(self) -> None:
-        """Return when the copy is complete."""
+        """Wait until the copy is complete."""
         self._written.synchronize()
 
     def fetch(self) -> InFlight:
-        """Begin to copy the tensor to the device."""
+        """Start copying the tensor to the device."""
         return InFlight(self._host, self._device, self._written, self._store.back)
 
 
 class InFlight:
-    """A copy to the device that is being made."""
+    """A copy to the device in progress."""
 
     def __init__(
         self, host: Tensor, device: torch.device, written: torch.cuda.Event, stream: torch.cuda.Stream
@@ -63,7 +63,7 @@ class InFlight:
             self._ready = stream.record_event()
 
     def result(self) -> Tensor:
-        """The tensor; the current stream uses it only when it is there."""
+        """Return the tensor; the current stream waits for it."""
         stream = torch.cuda.current_stream(self._tensor.device)
         stream.wait_event(self._ready)
         self._tensor.record_stream(stream)

@@ -1,8 +1,9 @@
-"""Cutting a sequence of costs into stages: the dynamic programme behind the partitioner, and nothing else.
+"""Cutting a sequence of costs into stages: the dynamic programming behind the partitioner.
 
-Two passes. The first finds the smallest possible worst stage. The second finds, among the splits whose worst
-stage is hardly above that, the one whose cuts are cheapest and whose other stages are even: this makes the
-partitioner cut at the border of a large module and descend only where that would unbalance the stages.
+There are two passes. The first finds the smallest possible worst stage. Among the splits whose worst stage is
+hardly above that, the second finds the one with the cheapest cuts and the most even stages. So the
+partitioner cuts at the borders of large modules, and inside them only if the stages would be unbalanced
+otherwise.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ __all__ = ["Sequence1D", "Split", "split_evenly"]
 
 Floats = npt.NDArray[np.float64]
 
-# By how much a split's worst stage may be above the best one, if its cuts are cheaper: less than what the
-# times of units are known to, so that it costs nothing that would be sure.
+# By how much a split's worst stage may exceed the best one if its cuts are cheaper: less than the uncertainty
+# of unit times, so nothing certain is lost.
 TOLERANCE = 0.005
-# how much a cut's cost weighs against unevenness among splits that are all good enough
+# the weight of a cut's cost against unevenness, among splits that are all good enough
 CUT_WEIGHT = 20.0
 # one step of the fold over stages: (best so far, this stage's load, its cut) by start -> value by start
 Combine = Callable[[Floats, Floats, Floats], Floats]
@@ -28,12 +29,12 @@ Combine = Callable[[Floats, Floats, Floats], Floats]
 
 @dataclass(frozen=True, kw_only=True)
 class Sequence1D:
-    """Items in order, with shares of the objective (any unit; the solver only compares sums).
+    """Items in order, with their shares of the objective (in any unit; the solver only compares sums).
 
-    ``even`` is an item's share on any stage; ``staged`` is multiplied by ``weights[stage]`` (activations:
-    early stages hold more microbatches). ``cuts[s][k]`` is charged to both neighbours of a cut before item
-    ``k`` that divides stage ``s`` from the next one (``cuts[s][0]`` is ignored). ``fixed[k]`` is the stage an
-    item must be on, or -1. ``preload`` is what a stage carries whatever the split.
+    ``even`` is an item's share on any stage; ``staged`` is multiplied by ``weights[stage]`` (for activations,
+    of which early stages hold more microbatches). ``cuts[s][k]`` is charged to both sides of a cut before
+    item ``k`` between stage ``s`` and the next (``cuts[s][0]`` is ignored). ``fixed[k]`` is the stage that an
+    item must be on, or -1. ``preload`` is a stage's load whatever the split.
     """
 
     even: Sequence[float]
@@ -46,7 +47,7 @@ class Sequence1D:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """``bounds[s]`` to ``bounds[s + 1]`` are stage ``s``'s items; ``worst`` is the largest stage's share."""
+    """Stage ``s`` has items ``bounds[s]`` to ``bounds[s + 1]``; ``worst`` is the largest stage's share."""
 
     bounds: tuple[int, ...]
     worst: float
@@ -54,14 +55,14 @@ class Split:
 
 
 def split_evenly(items: Sequence1D, *, tolerance: float = TOLERANCE) -> Split:
-    """The best contiguous split into ``len(items.weights)`` stages. None is empty if that can be.
+    """Return the best contiguous split into ``len(items.weights)`` stages, without empty ones if possible.
 
     Raises:
-        ValueError: the fixed stages of the items decrease along the sequence: no contiguous split exists.
+        ValueError: the fixed stages decrease along the sequence, so no contiguous split exists.
     """
     problem = _Problem(items, allow_empty=len(items.even) < len(items.weights))
     worst, _ = problem.solve(lambda best, load, cut: np.maximum(best, load))
-    if not np.isfinite(worst):  # fixed places may leave nothing for a stage between them
+    if not np.isfinite(worst):  # fixed stages may leave nothing for a stage between them
         problem = _Problem(items, allow_empty=True)
         worst, _ = problem.solve(lambda best, load, cut: np.maximum(best, load))
     if not np.isfinite(worst):
@@ -76,9 +77,7 @@ def split_evenly(items: Sequence1D, *, tolerance: float = TOLERANCE) -> Split:
         )
     )
     loads = [float(problem.loads(s, bounds[s + 1])[bounds[s]]) for s in range(stages)]
-    ends = {
-        bound: stage for stage, bound in enumerate(bounds[1:-1])
-    }  # where stages are empty, the last one's
+    ends = {bound: stage for stage, bound in enumerate(bounds[1:-1])}  # if stages are empty, the last one's
     cuts = sum(float(problem.after(stage)[bound]) for bound, stage in ends.items())
     return Split(bounds=tuple(bounds), worst=max(loads), cut_cost=cuts)
 
@@ -94,7 +93,7 @@ class _Problem:
         self.weights = items.weights
         self.empty = 0.0 if allow_empty else np.inf
         self.preload = items.preload
-        self._cuts = np.zeros((self.stages + 1, self.count + 1))  # before the first stage, and after each
+        self._cuts = np.zeros((self.stages + 1, self.count + 1))  # before the first stage and after each
         for stage, cuts in enumerate(items.cuts):
             self._cuts[stage + 1, 1 : self.count] = np.asarray(cuts, dtype=np.float64)[1:]
         fixed = np.asarray(items.fixed, dtype=np.int64)
@@ -102,17 +101,17 @@ class _Problem:
         self.barred = [_prefix((fixed >= 0) & (fixed != stage)) for stage in range(self.stages)]
 
     def after(self, stage: int) -> Floats:
-        """What a cut after ``stage`` costs, by the item before which it is."""
+        """Return the cost of a cut after ``stage``, by the item that it precedes."""
         cuts: Floats = self._cuts[stage + 1]
         return cuts
 
     def loads(self, stage: int, end: int) -> Floats:
-        """The share of ``stage`` if it holds the items ``start`` to ``end``, for every ``start <= end``."""
+        """Return the share of ``stage`` with items ``start`` to ``end``, for every ``start <= end``."""
         starts = slice(0, end + 1)
         load = self.even[end] - self.even[starts]
         load = load + self.weights[stage] * (self.staged[end] - self.staged[starts])
         load = load + self.after(stage - 1)[starts] + self.after(stage)[end]
-        load[end] = self.empty  # an empty stage sends and receives nothing of its own
+        load[end] = self.empty  # an empty stage does not send or receive
         barred = self.barred[stage]
         load[barred[end] - barred[starts] > 0] = np.inf
         return np.asarray(load + self.preload[stage], dtype=np.float64)

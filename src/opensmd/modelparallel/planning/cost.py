@@ -1,8 +1,8 @@
-"""What an operation costs: estimates from shapes alone, so that they are the same on every run and machine.
+"""The cost of an operation, estimated only from shapes, so that it is the same on every run and machine.
 
-On a CPU's core each kind of operation has rates of its own (:mod:`.cpu.rates`). On a GPU an operation takes
-the longer of its arithmetic and its memory traffic, plus a fixed start. Only ratios matter for a split. Where
-they do not fit a model, ``trace_execution_times`` measures instead.
+On a CPU core, each kind of operation has its own rates (:mod:`.cpu.rates`). On a GPU, an operation takes the
+longer of its arithmetic and its memory traffic, plus a fixed start. Only ratios matter for a split. If they
+do not fit a model, ``trace_execution_times`` measures instead.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Rates of a device: floating point operations and bytes a second, seconds to start an operation."""
+    """A device's rates: floating-point operations and bytes per second, and seconds to start an operation."""
 
     flops: float
     bytes: float
     start: float
 
     def seconds(self, flops: float, size: float, operations: float = 1.0) -> float:
-        """The time of ``operations`` operations that need ``flops`` and move ``size`` bytes."""
+        """Return the time of ``operations`` operations that need ``flops`` and move ``size`` bytes."""
         return max(flops / self.flops, size / self.bytes) + operations * self.start
 
 
 # one AVX-512 core, fp32: large matrix products, and memory beyond the caches; for sums over a whole model
 CPU = Machine(flops=100e9, bytes=10e9, start=4e-6)
-# the order of magnitude of current data-centre GPUs with TF32 or bf16 products
+# roughly current data-centre GPUs with TF32 or bf16 products
 CUDA = Machine(flops=200e12, bytes=2e12, start=5e-6)
 
 
 def machine_for(device: torch.device) -> Machine:
-    """The rates used for a device."""
+    """Return the rates used for a device."""
     return CUDA if device.type == "cuda" else CPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationCost:
-    """Arithmetic and seconds of one operation and of its backward."""
+    """Arithmetic and seconds of an operation and its backward."""
 
     flops: float = 0.0
     forward_seconds: float = 0.0
@@ -72,7 +72,7 @@ def cost_of(
     *,
     needs_gradient: bool,
 ) -> OperationCost:
-    """The cost of one aten operation, given its tensors (real or fake; only shapes are read)."""
+    """Return the cost of one aten operation, given its tensors (real or fake; only shapes are read)."""
     tensors = list(_tensors((args, kwargs)))
     results = list(_tensors(out))
     if not results:
@@ -119,12 +119,12 @@ def _cost_of_view(
 
 
 def accumulation_seconds(size: int, device: torch.device, *, begun: bool = False) -> float:
-    """Adding one microbatch's gradient of ``size`` bytes to those before it.
+    """Return the time to add one microbatch's gradient to the previous ones.
 
     Args:
         size: in bytes.
-        device: where it takes place.
-        begun: without what it takes to start.
+        device: where that happens.
+        begun: leave out the cost of starting.
     """
     machine = machine_for(device)
     if machine is CPU:
@@ -134,10 +134,10 @@ def accumulation_seconds(size: int, device: torch.device, *, begun: bool = False
 
 
 def optimizer_state_ratio(optimizer: torch.optim.Optimizer | None, *, masters: bool = False) -> float:
-    """Bytes of optimizer state for each byte of parameters; 2 (that of Adam) where it is not known.
+    """Return bytes of optimizer state per byte of parameters; 2 (as for Adam) if unknown.
 
     Args:
-        masters: parameters have 16 bits, and the optimizer has FP32 copies of them with FP32 gradients.
+        masters: whether parameters have 16 bits, and the optimizer FP32 copies with FP32 gradients.
     """
     ratio = _state_ratio(optimizer)
     return 2 * (2 + ratio) if masters else ratio
@@ -189,7 +189,7 @@ def _rnn_flops(inputs: torch.Tensor, in_weight: torch.Tensor, state_weight: torc
     return 2.0 * inputs.shape[0] * inputs.shape[1] * (in_weight.numel() + state_weight.numel())
 
 
-# products that torch's own registry leaves out because they exist on CPU only
+# products missing from torch's own registry because they only exist on the CPU
 _MORE_FLOPS: dict[Any, Callable[..., float]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten.mkldnn_rnn_layer: _rnn_flops,

@@ -1,7 +1,7 @@
-"""A plan against what its stages have taken: would another one have been better, and by how much? Pure.
+"""Comparing a plan with its stages' measured times: would another be better, and by how much? Pure.
 
-Estimates are in seconds of no particular machine, so what is compared is each stage's share of the whole.
-Within a stage the measured time is shared out by the estimates of its units, evenly if these have none.
+Estimates are in seconds of no particular machine, so each stage's share of the whole is compared. Within a
+stage, the measured time is divided in proportion to its units' estimates, or evenly without any.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ __all__ = [
 
 
 class Worth(NamedTuple):
-    """How far apart stages and plan must be, and what share of a step a better plan must save."""
+    """How far stages must deviate from the plan, and what share of a step a better plan must save."""
 
     apart: float
     saved: float
 
 
 WORTH_A_WORD = Worth(apart=0.1, saved=0.03)
-# Who has asked for it shall have what there is to gain; it is beyond what two steps differ by.
+# If requested, any gain counts that exceeds the variation between two steps.
 WORTH_A_MOVE = Worth(apart=0.02, saved=0.01)
-# Of a microbatch on the busiest stage: below, messages and turns outweigh what a plan can change.
+# Of a microbatch on the busiest stage; below, messages and turns outweigh what a plan can change.
 LEAST_SECONDS = 2e-3
 
 
 class StageTimes(NamedTuple):
-    """What one microbatch has taken on a stage; all of its backward, whenever it ran.
+    """The time of one microbatch on a stage, with all of its backward, whenever that ran.
 
-    Of the backward, ``weights`` is what ran later; None where all of it ran at once.
+    ``weights`` is the part of the backward that ran later; None if all of it ran at once.
     """
 
     forward: float
@@ -55,13 +55,13 @@ class StageTimes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BetterPlan:
-    """What measured times say of the plan that was followed.
+    """What measured times say about the plan that was followed.
 
     Attributes:
-        apart: how far the share of a stage is from the planned one, at most.
-        seconds: of a step by the plan that was followed, with the measured times.
-        plan: the better one; None where there is none.
-        better_seconds: of a step by that.
+        apart: how far a stage's share is from the planned one, at most.
+        seconds: of a step with the plan that was followed and the measured times.
+        plan: the better one; None if there is none.
+        better_seconds: of a step with that plan.
     """
 
     apart: float
@@ -76,7 +76,7 @@ class BetterPlan:
 
 
 def apart(planned: Sequence[float], measured: Sequence[float]) -> float:
-    """How far a stage's share of ``measured`` is from the planned one, at most, as a part of a fair share."""
+    """Return the largest deviation of a stage's share of ``measured`` from the plan, in fair shares."""
     whole, taken = sum(planned), sum(measured)
     if not taken:
         return 0.0
@@ -86,7 +86,7 @@ def apart(planned: Sequence[float], measured: Sequence[float]) -> float:
 
 
 def with_measured_times(trace: ModelTrace, plan: Plan, measured: Sequence[StageTimes]) -> ModelTrace:
-    """``trace`` with the seconds of its units such that they add up to those of the stages of ``plan``."""
+    """Return ``trace`` with its units' seconds scaled to the measured times of ``plan``'s stages."""
     stages = [plan.homes[decider] for decider in trace.deciders]
     units = list(trace.units)
     for stage, times in enumerate(measured):
@@ -111,15 +111,15 @@ def better_plan(
     microbatches: int,
     worth: Worth = WORTH_A_WORD,
 ) -> BetterPlan | None:
-    """What to do about a plan whose stages have taken ``measured``; None if they are as planned.
+    """Return what to do about a plan whose stages have taken ``measured``; None if that is as planned.
 
     Args:
         trace: what the plan was made from.
-        plan: the one that was followed.
-        measured: by stage.
+        plan: the plan that was followed.
+        measured: the times by stage.
         make: makes a plan from a trace.
-        microbatches: of a step.
-        worth: smaller differences and savings are none.
+        microbatches: those of a step.
+        worth: the smallest differences and savings that count.
     """
     taken = [times.forward + times.backward for times in measured]
     difference = apart([load.seconds for load in plan.loads], taken)
@@ -139,7 +139,7 @@ def _step_seconds(plan: Plan, microbatches: int) -> float:
 
 
 def with_times(plan: Plan, measured: Sequence[StageTimes]) -> Plan:
-    """``plan`` with the measured loads; weight gradients that have not run late keep their planned share."""
+    """Return ``plan`` with measured loads; weight gradients that did not run late keep their share."""
     loads = [
         replace(
             load,

@@ -1,8 +1,8 @@
-"""Gradients that exist beside the ones they are added to; pure.
+"""Gradients that exist next to the ones they are added to; pure.
 
-A microbatch's gradient of a weight is made before it is added to that of earlier microbatches. If the weight
-is used in several places (an embedding that is the output layer, too), torch adds the gradients of all uses
-first, so each microbatch in flight keeps one until the last of them is there::
+A microbatch's gradient of a weight is computed before it is added to that of earlier microbatches. If the
+weight has several uses (an embedding that is also the output layer), torch first adds the gradients of all
+uses, so each microbatch in flight keeps one until the last of them arrives::
 
     microbatch 1   output layer's gradient ----- waits ----- + embedding's -> .grad
     microbatch 2        output layer's gradient ----- waits ----- + embedding's -> .grad
@@ -19,7 +19,7 @@ __all__ = ["new_gradient_bytes"]
 def new_gradient_bytes(
     plan: Plan, trace: ModelTrace, stage: int, *, in_flight: int, microbatches: int
 ) -> int:
-    """The most of them at once on a stage."""
+    """Return the most bytes of these that a stage has at once."""
     used_again = sum(_used_again(plan, trace, stage))
     if microbatches == 1:
         return used_again
@@ -29,7 +29,7 @@ def new_gradient_bytes(
 
 
 def _used_again(plan: Plan, trace: ModelTrace, stage: int) -> list[int]:
-    """Bytes of the stage's weights that several of its units use."""
+    """Return the bytes of the stage's weights that several of its units use."""
     found = {
         reuse.name: min(reuse.bytes, _trainable_beside(trace, reuse.name))
         for reuse in trace.reuses
@@ -42,5 +42,5 @@ def _used_again(plan: Plan, trace: ModelTrace, stage: int) -> list[int]:
 
 
 def _trainable_beside(trace: ModelTrace, parameter: str) -> int:
-    """Bytes of what its module trains: nearly its own, if it is large."""
+    """Return the bytes that its module trains, which for a large weight are nearly its own."""
     return trace.modules[trace.owner(parameter)].trainable_bytes

@@ -1,8 +1,8 @@
-"""The partitioner: from what a run of the model showed to a stage for every module. Pure: no ranks, tensors.
+"""The partitioner: from what a run of the model showed to a stage for every module; pure.
 
 1. Units without parameters join the unit before them: a parameterless module runs with its parent.
-2. Units that share a parameter are taken out of the sequence and ride with the first or the last of their
-   group, whichever balances better; units placed by hand against the order stay where they were put.
+2. Units that share a parameter leave the sequence and go with the first or the last of their group, whichever
+   balances better; units placed by hand against the order stay where they were put.
 3. The sequence is cut (:mod:`.balance`) so that the worst stage's
    ``(1 - memory_weight) * time + memory_weight * memory`` is smallest, both as shares of the whole model's.
    The time of a cut is that of the tensors and messages that cross it, in shared memory or between hosts.
@@ -42,18 +42,18 @@ def partition(
 
     Args:
         trace: the model's tree and units in execution order.
-        stages: how many stages; units can be fewer, then some stages stay empty.
-        memory_weight: 0 balances time only, 1 memory only. The default is that of ``optimize="memory"``;
-            ``optimize="speed"`` has 0.2.
-        fixed: stages for modules, by name. An entry holds for all modules below that have no own entry.
-        microbatches, active_microbatches: bound how many microbatches' activations a stage holds at once.
-        late_microbatches: bounds how many a stage computes weights' gradients of late; as many as may be
-            active by default. It is 0 where the order of work is fixed.
-        optimizer_bytes: bytes of optimizer state for each byte of trainable parameters (Adam: 2).
-        virtual_stages: for each stage, which pieces of the model it has, counted in the order of execution
+        stages: the number of stages; with fewer units, some stages stay empty.
+        memory_weight: 0 balances only time, 1 only memory. The default is that of ``optimize="memory"``;
+            ``optimize="speed"`` uses 0.2.
+        fixed: stages of modules, by name. An entry also applies to all submodules without their own.
+        microbatches, active_microbatches: bounds on how many microbatches' activations a stage holds.
+        late_microbatches: a bound on the microbatches with late weight gradients on a stage; by default, as
+            many as may be active. 0 if the order of work is fixed.
+        optimizer_bytes: bytes of optimizer state per byte of trainable parameters (Adam: 2).
+        virtual_stages: for each stage, which pieces of the model it has, counted in execution order
             (:func:`.schedules.tables.in_a_v`); by default one each, in order. With several, fixed modules are
-            put where they shall be after the others have been balanced.
-        links: between the stages; by default all are on one host.
+            put in place after the others have been balanced.
+        links: those between the stages; by default, all are on one host.
 
     Raises:
         ValueError: ``stages`` or ``memory_weight`` out of range; ``fixed`` names an unknown module or stage.
@@ -88,13 +88,13 @@ def partition(
 def _balanced(
     trace: ModelTrace, wanted: Mapping[int, int], weights: Weights, along: Sequence[Link]
 ) -> dict[int, int]:
-    """The piece of every unit, by the best of all cuts.
+    """Return the piece of every unit according to the best cut.
 
     Args:
-        trace: of the model.
-        wanted: the stages of units that are placed by hand.
+        trace: that of the model.
+        wanted: the stages of units placed by hand.
         weights: what makes a cut good.
-        along: the link from each piece but the last one to the next.
+        along: the link from each piece but the last to the next.
     """
     groups = UnitGroups.of(trace, wanted)
     best: tuple[tuple[float, float], dict[int, int]] | None = None
@@ -104,7 +104,7 @@ def _balanced(
         rank = (split.worst, split.cut_cost)
         if best is None or rank < _slightly_worse(best[0]):
             best = rank, sequence.stages_of_units(split)
-    assert best is not None  # there is always one candidate
+    assert best is not None  # there is always a candidate
     return best[1]
 
 
@@ -116,10 +116,10 @@ def manual_partition(
     default: int,
     step: StepShape | None = None,
 ) -> Plan:
-    """Place modules as ``fixed`` says and all others on stage ``default`` (``auto_partition: False``).
+    """Place modules according to ``fixed`` and all others on stage ``default`` (``auto_partition: False``).
 
     Modules that share a parameter go together, to the stage of the first of them; the plan's notes say so.
-    The loads are those of ``step``, by default of one microbatch.
+    Loads are those of ``step``, by default with one microbatch.
 
     Raises:
         ValueError: ``default`` or an entry of ``fixed`` is not a stage, or names an unknown module.
@@ -148,7 +148,7 @@ def _plan(
     notes: tuple[str, ...] = (),
     virtual_stages: int = 1,
 ) -> Plan:
-    """The plan for these places, with what is predicted of it."""
+    """Return the plan for these stages, with its predictions."""
     plan = Plan(
         stages=stages,
         homes=homes,
@@ -162,12 +162,12 @@ def _plan(
 
 
 def _slightly_worse(rank: tuple[float, float]) -> tuple[float, float]:
-    """What a later candidate must beat: a small gain in balance is not worth passing a stage twice."""
+    """Return what a later candidate must beat: a small gain in balance is not worth passing a stage twice."""
     return rank[0] * 0.985, rank[1]
 
 
 def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[str, int]:
-    """The fixed stage of every module that has one, its own or that of the nearest module around it."""
+    """Return the fixed stage of every module that has one, of its own or from its nearest parent."""
     for name, stage in fixed.items():
         if name not in trace.modules and name not in trace.aliases:
             raise ValueError(f"a stage was given for {name!r}, which is not a module of this model")
@@ -185,7 +185,7 @@ def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[s
 
 
 def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[tuple[str, ...]]]]:
-    """Modules that must be together, and the parameters why: those that share one, or share with a third."""
+    """Return modules that must stay together because they share parameters, perhaps indirectly, and these."""
     found: list[tuple[list[str], list[tuple[str, ...]]]] = []
     for names in trace.shared:
         owners, tensors = [trace.owner(name) for name in names], [names]
@@ -197,7 +197,7 @@ def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[tuple[str, ...]]]]
 
 
 def _homes(trace: ModelTrace, stage_of: Mapping[int, int], places: Mapping[str, int]) -> dict[str, int]:
-    """The stage of every module name: where it was fixed, or that of its unit."""
+    """Return the stage of every module name: its fixed one, or that of its unit."""
     sharing = {trace.owner(name) for names in trace.shared for name in names}
     homes = {
         name: places[name] if name in places and name not in sharing else stage_of[unit]

@@ -1,6 +1,6 @@
 """The plan: which pipeline stage every module lives on, and what that is expected to cost.
 
-A plan is pure data. One rank makes it, all others receive it as JSON, the engine places modules by it and the
+A plan is pure data: one rank makes it, the others receive it as JSON, the engine places modules by it and the
 report prints it. Nothing here knows how it was found.
 """
 
@@ -19,13 +19,13 @@ __all__ = ["Crossing", "Plan", "PlanRow", "SharedParameter", "StageLoad", "ances
 class StageLoad:
     """What one stage is expected to need.
 
-    Times are seconds of one microbatch; ``training_bytes`` are parameters, gradients and optimizer state;
-    ``activation_bytes`` are kept by one microbatch from forward to backward; ``in_flight`` is how many
-    microbatches are between the two at once. Gradients of weights are computed late, for which a microbatch
-    keeps ``late_input_bytes`` of its activations and ``late_gradient_bytes`` beyond them, and which takes
-    ``late_seconds`` of the backward's; ``late`` is how many microbatches keep something at most, for that or
-    between the two, and 0 where nothing is computed late. ``new_gradient_bytes`` are gradients of weights
-    beside the ones they are added to.
+    Times are seconds per microbatch. ``training_bytes`` are parameters, gradients and optimizer state;
+    ``activation_bytes`` are what one microbatch keeps from forward to backward; ``in_flight`` is how many
+    microbatches are between the two. Weight gradients may be computed late: until then a microbatch keeps
+    ``late_input_bytes`` of its activations plus ``late_gradient_bytes``, and they take ``late_seconds`` of
+    the backward. ``late`` is how many microbatches keep anything at most, for that or between forward and
+    backward; 0 if nothing is computed late. ``new_gradient_bytes`` are weight gradients next to the ones they
+    are added to.
     """
 
     forward_seconds: float = 0.0
@@ -42,12 +42,12 @@ class StageLoad:
 
     @property
     def seconds(self) -> float:
-        """Forward and backward of one microbatch."""
+        """The time of forward and backward of one microbatch."""
         return self.forward_seconds + self.backward_seconds
 
     @property
     def times(self) -> ChunkTimes:
-        """The same for a schedule, with weight gradients apart where they are computed late."""
+        """The same for a schedule, with weight gradients separate if they are computed late."""
         late = self.late_seconds if self.late else 0.0
         return ChunkTimes(self.forward_seconds, self.backward_seconds - late, late)
 
@@ -60,29 +60,29 @@ class StageLoad:
     def kept_bytes(self) -> int:
         """The most that microbatches keep at once.
 
-        That is the activations of all that are in flight, or what ``done`` late ones and those in flight
-        keep, if the rank has found no time for any of the late ones.
+        That is the activations of all in flight, or what those and ``done`` late ones keep if the rank has
+        found no time for any of the latter.
         """
         kept = [self.in_flight * self.activation_bytes]
         for done in range(self.late):
             waiting = done * (self.late_input_bytes + self.late_gradient_bytes)
-            # one is in its backward, whose first part keeps everything to its end
+            # one is in its backward, whose first part keeps everything until it ends
             under_way = min(self.in_flight, self.late - done) * self.activation_bytes
             kept.append(waiting + under_way + self.late_gradient_bytes)
         return max(kept)
 
     @property
     def waiting_bytes(self) -> int:
-        """What late gradients of weights keep of all microbatches that wait for them, at most."""
+        """The most that pending weight gradients of all microbatches keep."""
         return self.late * (self.late_input_bytes + self.late_gradient_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """What goes from one stage to another in one microbatch's forward (as much comes back in backward).
+    """What one microbatch's forward sends from one stage to another (backward returns as much).
 
     Attributes:
-        seconds: that it takes each of them.
+        seconds: what it costs each of the two.
         between_hosts: whether the stages are on different hosts.
     """
 
@@ -96,7 +96,7 @@ class Crossing:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedParameter:
-    """One tensor known under several names; it lives, with the modules that own it, on one stage."""
+    """A tensor with several names; it and the modules that own it live on one stage."""
 
     names: tuple[str, ...]
     home: int
@@ -104,7 +104,7 @@ class SharedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One line of the plan: a module that lives on one stage as a whole, or a split module's own part."""
+    """One line of the plan: a module that is whole on one stage, or a split module's own part."""
 
     module: str
     kind: str
@@ -120,11 +120,11 @@ class PlanRow:
 class Plan:
     """Where everything lives.
 
-    ``homes`` has every name that ``named_modules(remove_duplicate=False)`` gives, the root ("") included. The
-    stage of a module that is split is that of its own parameters and buffers. ``opened`` modules are treated
-    as split ones although they may live on one stage; those of ``hooked`` had forward hooks that were seen.
-    ``containers`` have no forward: what is in one is called by a module around it. With ``virtual_stages`` a
-    microbatch passes every stage so many times.
+    ``homes`` has every name from ``named_modules(remove_duplicate=False)``, including the root (""). The
+    stage of a split module is that of its own parameters and buffers. ``opened`` modules are treated like
+    split ones even if they live on one stage; ``hooked`` ones had visible forward hooks. ``containers`` have
+    no forward; an outer module calls their children. With ``virtual_stages``, a microbatch passes every stage
+    that many times.
 
     Raises:
         ValueError: no stage, no root, or a home that is not a stage.
@@ -154,26 +154,26 @@ class Plan:
                 )
 
     def parameter_home(self, name: str) -> int:
-        """The stage of a parameter or buffer, given by its full name."""
+        """Return the stage of a parameter or buffer, given its full name."""
         return self.homes[name.rpartition(".")[0]]
 
     def split(self) -> set[str]:
-        """Names of the modules that do not run as a whole.
+        """The names of modules that do not run as a whole.
 
-        Those with several stages, opened ones, and containers in these.
+        These are modules with several stages, opened ones, and containers in these.
         """
         below: dict[str, set[int]] = {}
         for name, home in self.homes.items():
             for ancestor in (name, *ancestors(name)):
                 below.setdefault(ancestor, set()).add(home)
         found = {name for name in self.homes if len(below[name]) > 1}.union(self.opened)
-        for name in sorted(self.containers):  # those around others first
+        for name in sorted(self.containers):  # outer ones first
             if name == "" or name.rpartition(".")[0] in found:
                 found.add(name)
         return found
 
     def atomic(self) -> dict[str, int]:
-        """The largest subtrees that live on one stage, and that stage."""
+        """The largest subtrees on a single stage, and that stage."""
         split = self.split()
         return {
             name: home
@@ -182,12 +182,12 @@ class Plan:
         }
 
     def to_json(self) -> str:
-        """The plan as text for the other ranks or a file."""
+        """Return the plan as text, for other ranks or a file."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that :meth:`to_json` wrote.
+        """Read a plan that :meth:`to_json` wrote.
 
         Raises:
             ValueError: the text is not a plan.
@@ -225,12 +225,12 @@ class Plan:
 
 
 def ancestors(name: str) -> Iterator[str]:
-    """The names of the modules around ``name``, the nearest first, the root ("") last."""
+    """Return the names of the modules around ``name``, the nearest first, the root ("") last."""
     while name:
         name = name.rpartition(".")[0]
         yield name
 
 
 def is_inside(name: str, around: str) -> bool:
-    """Whether ``around`` is the module ``name`` itself or one around it."""
+    """Whether ``around`` is the module ``name`` or contains it."""
     return around in ("", name) or name.startswith(f"{around}.")

@@ -1,4 +1,4 @@
-"""What a plan will cost, as far as the captured run tells: stage loads, crossings, rows of the table."""
+"""The predicted cost of a plan, as far as the captured run tells: stage loads, crossings, table rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["StepShape", "bubble", "comes_back", "predict"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """What the loads of a plan depend on besides the model: the steps, the optimizer and the links.
+    """What a plan's loads depend on besides the model: steps, optimizer and links.
 
     Attributes:
         microbatches: of a step.
-        active: how many may be under way at once.
-        late: for how many a stage may compute weights' gradients late.
-        optimizer_bytes: bytes of optimizer state for each byte of trainable parameters.
-        links: between the stages.
+        active: how many may be in flight.
+        late: for how many a stage may compute weight gradients late.
+        optimizer_bytes: bytes of optimizer state per byte of trainable parameters.
+        links: those between the stages.
     """
 
     microbatches: int
@@ -45,7 +45,7 @@ class StepShape:
         optimizer_bytes: float = 2.0,
         links: Links | None = None,
     ) -> StepShape:
-        """These settings, or their defaults for so many stages where they are None."""
+        """Create it from these settings, with defaults for so many stages where they are None."""
         active = most_active(stages, active_microbatches)
         late = active if late_microbatches is None else min(late_microbatches, active)
         return cls(
@@ -57,14 +57,14 @@ class StepShape:
         )
 
     def in_flight(self, stages: int, *, chain: bool) -> list[int]:
-        """How many microbatches' activations each stage holds at most between forward and backward."""
+        """Return how many microbatches' activations each stage holds at most between forward and backward."""
         return in_flight(
             partitions=stages, microbatches=self.microbatches, active_microbatches=self.active, chain=chain
         )
 
 
 def predict(plan: Plan, trace: ModelTrace, step: StepShape) -> Plan:
-    """``plan`` with its ``loads``, ``crossings`` and ``rows`` filled in, and a note of empty stages."""
+    """Return ``plan`` with ``loads``, ``crossings`` and ``rows`` filled in, and a note on empty stages."""
     rows = _rows(plan, trace)
     crossings = _crossings(plan, trace, step.links)
     chain = bool(crossings) and all(crossing.source < crossing.target for crossing in crossings)
@@ -90,10 +90,10 @@ def predict(plan: Plan, trace: ModelTrace, step: StepShape) -> Plan:
 
 
 def bubble(plan: Plan, microbatches: int) -> float:
-    """The share of a step that an average stage waits: fill and drain, and uneven stages.
+    """Return the share of a step that an average stage waits, due to fill, drain and uneven stages.
 
-    With even stages this is ``(stages - 1) / (microbatches + stages - 1)``, less what gradients of weights
-    fill of it that are computed late.
+    With even stages this is ``(stages - 1) / (microbatches + stages - 1)``, minus what late weight gradients
+    fill.
     """
     busy = sum(load.seconds for load in plan.loads)
     if busy == 0.0:
@@ -108,7 +108,7 @@ def comes_back(plan: Plan) -> bool:
 
 
 def _load(plan: Plan, trace: ModelTrace, stage: int, optimizer_bytes: float) -> StageLoad:
-    """What one microbatch takes on a stage, and what the stage's parameters do."""
+    """Return the load of a stage from one microbatch and its parameters."""
     units = [
         unit
         for unit, decider in zip(trace.units, trace.deciders, strict=True)
@@ -130,7 +130,7 @@ def _load(plan: Plan, trace: ModelTrace, stage: int, optimizer_bytes: float) -> 
 
 
 def _sent(plan: Plan, trace: ModelTrace) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """(tensor, source stage, target stage) -> (source unit, bytes): once to each stage that uses it."""
+    """Return (tensor, source stage, target stage) -> (source unit, bytes): once per stage that uses it."""
     sent = {}
     for edge in trace.edges:
         source = plan.homes[trace.deciders[edge.source]]
@@ -158,7 +158,7 @@ def _crossings(plan: Plan, trace: ModelTrace, links: Links) -> tuple[Crossing, .
 
 
 def _rows(plan: Plan, trace: ModelTrace) -> tuple[PlanRow, ...]:
-    """One row for each atomic module, one for a split module's own parameters; in the order of execution."""
+    """Return a row per atomic module and per split module with own parameters, in execution order."""
     split = plan.split()
     place = {name: _row_of(name, split) for name in trace.modules}
     members: dict[str, list[str]] = defaultdict(list)
@@ -216,7 +216,7 @@ def _idle(plan: Plan, trace: ModelTrace, rows: Sequence[PlanRow]) -> tuple[str, 
 
 
 def _row_of(name: str, split: set[str]) -> str:
-    """The outermost module around ``name`` that is on one stage; itself where it is split."""
+    """Return the outermost module around ``name`` on a single stage; ``name`` itself if it is split."""
     row = name
     while row and row not in split and row.rpartition(".")[0] not in split:
         row = row.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Bytes of one rank, of what, where a stage is shared by tensor-parallel ranks and by replicas; pure."""
+"""The bytes of one rank by purpose, if tensor-parallel ranks and replicas share a stage; pure."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from opensmd.modelparallel.planning.plan import StageLoad
 
 __all__ = ["KEPT", "RankBytes", "Sharing", "bytes_of_rank"]
 
-KEPT = 1 / 16  # of the fullest moment: ``kHeadroom`` of csrc/torch/memory
+KEPT = 1 / 16  # of the peak: ``kHeadroom`` in csrc/torch/memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How a stage is shared, and what its numbers are.
+    """How a stage is shared, and in what precision.
 
     Attributes:
         tensor: ranks that share each tensor.
-        replicas: of the whole model.
-        sharded: replicas that share out parameters, gradients and the optimizer's state.
-        shard_optimizer: all replicas share out the optimizer's state alone.
-        half: parameters of 16 bits with masters of 32.
-        optimizer_bytes: state of the optimizer, in bytes a byte of FP32 parameters.
+        replicas: those of the whole model.
+        sharded: replicas that split parameters, gradients and the optimizer's state.
+        shard_optimizer: whether all replicas split only the optimizer's state.
+        half: whether there are 16-bit parameters with 32-bit masters.
+        optimizer_bytes: bytes of optimizer state per byte of FP32 parameters.
 
     Raises:
-        ValueError: ``replicas`` is no multiple of ``sharded``.
+        ValueError: ``replicas`` is not a multiple of ``sharded``.
     """
 
     tensor: int = 1
@@ -41,9 +41,9 @@ class Sharing:
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """The bytes that a rank needs, by what they are for.
+    """The bytes that a rank needs, by purpose.
 
-    ``new_gradients`` exist beside the gradients they are added to, ``buckets`` are what replicas add up.
+    ``new_gradients`` exist next to the gradients they are added to; ``buckets`` are what replicas add up.
     """
 
     parameters: float
@@ -56,20 +56,20 @@ class RankBytes:
 
     @property
     def total(self) -> float:
-        """The bytes for all of that."""
+        """The sum of all bytes."""
         total: float = sum(astuple(self))
         return total
 
     def resident(self, interpreter: float) -> float:
-        """The bytes of the process: with what large tensors leave for the next step, and the interpreter."""
+        """Return the bytes of the process, including the interpreter and what is kept for the next step."""
         return self.total * (1 + KEPT) + interpreter
 
 
 def bytes_of_rank(load: StageLoad, sharing: Sharing) -> RankBytes:
-    """The bytes of a rank of a stage whose ``load`` is that of a model of FP32 that nobody shares.
+    """Return the bytes of a rank of a stage, given the ``load`` of an unshared FP32 model.
 
-    Every tensor counts as shared evenly by the tensor-parallel ranks, which holds for transformers but for
-    their norms.
+    All tensors count as evenly split over the tensor-parallel ranks, which is true for transformers except
+    for norms.
     """
     width = 0.5 if sharing.half else 1.0
     whole = load.parameter_bytes / sharing.tensor
@@ -78,7 +78,7 @@ def bytes_of_rank(load: StageLoad, sharing: Sharing) -> RankBytes:
     return RankBytes(
         parameters=kept * width,
         gradients=kept * width,
-        masters=2 * kept if sharing.half else 0.0,  # and their gradients
+        masters=2 * kept if sharing.half else 0.0,  # and the masters' gradients
         optimizer=whole * sharing.optimizer_bytes / states,
         activations=load.kept_bytes * width / sharing.tensor,
         new_gradients=load.new_gradient_bytes * width / sharing.tensor,

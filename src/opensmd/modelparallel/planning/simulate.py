@@ -1,7 +1,7 @@
-"""How long a step takes: the engine's own policies, played with predicted times.
+"""How long a step takes: a simulation of the engine's own policies with predicted times.
 
-Messages take no time here unless it is given. ``tests/unit/modelparallel/runtime/turns`` compares what this
-plays with what the engine's turns do.
+Messages take no time unless given. ``tests/unit/modelparallel/runtime/turns`` compares this simulation with
+the engine's turns.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble
 
 __all__ = ["MOST_MICROBATCHES", "Part", "RankPlayed", "parts_of_step", "play_policies", "seconds_of_step"]
 
-# More microbatches than these repeat what the ones in the middle do.
+# Further microbatches only repeat what those in the middle do.
 MOST_MICROBATCHES = 64
-# What ends together on paper must not begin one after the other because of a sum's last bits.
+# Events that coincide on paper must not be ordered by rounding errors.
 SAME_TIME = 1 + 1e-9
 
 Delays = Mapping[tuple[int, Action], float]  # (rank, action) -> how much longer it takes
 
 
 class Part(NamedTuple):
-    """Something that a rank does: ``kind`` is F, B or W (weight gradients); times are seconds."""
+    """An action of a rank: ``kind`` is F, B or W (weight gradients); times are in seconds."""
 
     stage: int
     kind: Kind
@@ -49,11 +49,11 @@ class RankPlayed:
     """How one rank works.
 
     Attributes:
-        policy: what it does next.
-        stages: of the model, by chunk.
-        times: of these stages.
-        splits_from: the microbatches from this one on compute weight gradients apart.
-        patience: how long it waits for what its table has next.
+        policy: decides what it does next.
+        stages: the model's stages, by chunk.
+        times: those of these stages.
+        splits_from: microbatches from this one on compute weight gradients separately.
+        patience: decides how long it waits for what its table has next.
     """
 
     policy: Policy
@@ -64,18 +64,18 @@ class RankPlayed:
 
 
 def parts_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool = False) -> list[Part]:
-    """What the stages do, in the order of its beginning; see :func:`seconds_of_step`."""
+    """Return the stages' actions, ordered by start; see :func:`seconds_of_step`."""
     of = _of_a_v if in_a_v else _of_chain
     return play_policies(of(loads, microbatches), microbatches)
 
 
 def seconds_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool = False) -> float:
-    """The time from the first forward to the end of the last stage that works.
+    """Return the time from the first forward to the end of the last action.
 
     Args:
-        loads: of the stages, in the order of a chain; seconds are of one microbatch.
+        loads: of the stages, in the order of a chain; seconds are per microbatch.
         microbatches: of the step.
-        in_a_v: each stage has two pieces of the model, with half of its load.
+        in_a_v: whether each stage has two pieces of the model, each with half of its load.
     """
     played = min(microbatches, MOST_MICROBATCHES)
     longest = max(load.seconds for load in loads)
@@ -86,18 +86,18 @@ def seconds_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bo
 def play_policies(
     ranks: Sequence[RankPlayed], microbatches: int, *, sending: float = 0.0, delays: Delays | None = None
 ) -> list[Part]:
-    """What ranks do that follow their policies, in the order of its beginning.
+    """Return the actions of ranks that follow their policies, ordered by start.
 
     Args:
-        sending: how long a tensor is on its way.
-        delays: how much longer some actions take.
+        sending: how long a tensor is in transit.
+        delays: by how much some actions are delayed.
     """
     return _SimulatedStep(ranks, microbatches, sending, delays or {}).run()
 
 
 def _of_chain(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]:
     first, stages = loads[0].in_flight, len(loads)
-    # As many in flight as there are microbatches do not tell how many more might be.
+    # If all microbatches are in flight, that does not tell how many more might be.
     active = stages + MOST_AHEAD if first == microbatches else first
     table = zero_bubble(stages, microbatches, forwards_ahead(stages, active))
     ranks = []
@@ -107,7 +107,7 @@ def _of_chain(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]
         else:
             kept = load.late or microbatches
             policy = TableOrder(row, most_active=microbatches, most_kept=kept, window=load.in_flight)
-        # Two ranks gain nothing by splitting more than the last backwards.
+        # Two ranks gain nothing from splitting more than the last backwards.
         splits_from = microbatches - load.late if stages == 2 else 0
         ranks.append(RankPlayed(policy, (stage,), (load.times,), splits_from))
     return ranks
@@ -125,7 +125,7 @@ def _of_a_v(loads: Sequence[StageLoad], microbatches: int) -> list[RankPlayed]:
 
 
 class _Rank:
-    """What one rank has done and what has come to it."""
+    """What one rank has done and received."""
 
     def __init__(self, rank: RankPlayed, microbatches: int) -> None:
         self.busy = False
@@ -137,11 +137,11 @@ class _Rank:
         self._come: set[tuple[Literal["F", "B"], int, int]] = set()  # kind, microbatch, chunk
 
     def take(self, kind: Literal["F", "B"], microbatch: int, stage: int) -> None:
-        """An input or a gradient has come."""
+        """Receive an input or a gradient."""
         self._come.add((kind, microbatch, self._rank.stages.index(stage)))
 
     def begin(self, now: float) -> Action | None:
-        """What the rank does next."""
+        """Start the rank's next action and return it."""
         progress, chunks, weights = self._standing
         while not self.busy:
             choice = self._rank.policy.pick(self._standing, self._can_go_on)
@@ -160,7 +160,7 @@ class _Rank:
         return None
 
     def _waits(self, late: Action | None, now: float) -> bool:
-        """Whether there is patience for something late; see ``Turns``."""
+        """Whether to wait for something late; see ``Turns``."""
         patience = self._rank.patience
         if self._awaited is not None:
             if late == self._awaited and now * SAME_TIME < self.waits_until:
@@ -184,11 +184,11 @@ class _Rank:
         return {"F": times.forward, "B": whole, "W": times.weights}[action.kind]
 
     def _splits(self, action: Action) -> bool:
-        """Whether a backward leaves something for later."""
+        """Whether a backward leaves weight gradients for later."""
         return bool(self._rank.times[action.chunk].weights) and action.microbatch >= self._rank.splits_from
 
     def end(self, action: Action) -> None:
-        """The rank has done what it began."""
+        """End the rank's current action."""
         self.busy = False
         kind, microbatch, chunk = action
         state, last = Progress.AT_BACKWARD, len(self._rank.stages) - 1
@@ -205,11 +205,11 @@ class _Rank:
 
 
 def _look_again() -> None:
-    """Patience may have ended: then ranks are asked anew, as after every event."""
+    """Ask the ranks again when their patience may be over, as after every event."""
 
 
 class _SimulatedStep:
-    """Ranks side by side, and what happens next on any, in order of time."""
+    """All ranks, and the next events on them, ordered by time."""
 
     def __init__(
         self, ranks: Sequence[RankPlayed], microbatches: int, sending: float, delays: Delays
@@ -227,7 +227,7 @@ class _SimulatedStep:
             self._ranks[self._home[0]].take("F", microbatch, 0)
 
     def run(self) -> list[Part]:
-        """Play the step."""
+        """Simulate the step."""
         now = 0.0
         self._begin(now)
         while self._events:
@@ -254,7 +254,7 @@ class _SimulatedStep:
             self._at(end, partial(self._end, index, action, end))
 
     def _end(self, index: int, action: Action, now: float) -> None:
-        """A rank has done something: others, or it itself, get what they need."""
+        """End an action, and deliver its results to the ranks that need them."""
         self._ranks[index].end(action)
         stage = self._stages[index][action.chunk]
         kind: Literal["F", "B"] = "F" if action.kind == "F" and stage < self._last else "B"

@@ -1,8 +1,8 @@
-"""How many backwards of a step to take apart, from what they take whole and in two parts. Pure.
+"""How many backwards of a step to split, given their times whole and in two parts; pure.
 
-A backward in two parts sends its gradients earlier, by what it leaves for later, and the two parts together
-take longer than the whole: a graph is read and run twice, and what the second part reads has left the caches.
-On two ranks only the last ones gain anything. What they leave fills the time in which rank 0 ends::
+A split backward sends its gradients earlier, by what it leaves for later. But the two parts together take
+longer: the graph is read and run twice, and what the second part reads is no longer in the caches. On two
+ranks, only the last backwards gain anything: what they leave fills the time in which rank 0 finishes::
 
     all whole        rank 0   F3 B1 B1 .  B2 B2 .  B3 B3
                      rank 1   B1 B1 F2 B2 B2 F3 B3 B3
@@ -10,9 +10,9 @@ On two ranks only the last ones gain anything. What they leave fills the time in
     the last two     rank 0   F3 B1 B1 .  B2 B2 B3 B3
     in two parts     rank 1   B1 B1 F2 B2 F3 B3 W2 W3
 
-On more ranks all of them may gain, as the ranks in the middle wait for gradients from the beginning. In a V
-so do two: the first gradient comes back through half a stage of every rank, and what each leaves for later
-there makes it come earlier.
+On more ranks, all of them may gain, because the ranks in the middle wait for gradients from the start. So may
+two ranks in a V: the first gradient comes back through half a stage of every rank, and earlier by what each
+of them leaves for later.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["BackwardTimes", "split_count"]
 
 
 class BackwardTimes(NamedTuple):
-    """What a rank's backward takes of one microbatch, in any unit.
+    """The times of a rank's backward of one microbatch, in any unit.
 
     Attributes:
-        whole: in one.
-        first: its first part of two.
-        weights: its second part, which computes weight gradients.
+        whole: unsplit.
+        first: the first of two parts.
+        weights: the second part, which computes weight gradients.
     """
 
     whole: float
@@ -36,23 +36,23 @@ class BackwardTimes(NamedTuple):
     weights: float
 
 
-# As a share of the whole, whatever was measured: the last backwards may have had the memory to themselves.
+# As a share of the whole, whatever was measured: the last backwards may have had all memory bandwidth.
 COSTS_AT_LEAST = 0.02
-SEEN = 0.05  # a backward shortened by a smaller share than this is no shorter for all that can be measured
+SEEN = 0.05  # savings below this share of a backward cannot be measured reliably
 
 
 def split_count(
     times: BackwardTimes, *, stage: int, partitions: int, microbatches: int, few: int, in_a_v: bool = False
 ) -> int:
-    """How many backwards, from the last, gain more than they cost in two parts.
+    """Return how many backwards, counted from the last, gain more than they cost if split.
 
     Args:
-        times: measured.
-        stage: this rank of the pipeline.
-        partitions: how many there are.
-        microbatches: of a step.
-        few: how many are split where splitting all does not pay.
-        in_a_v: each rank has two stages, and the first one that of the loss.
+        times: the measured times.
+        stage: this rank's position in the pipeline.
+        partitions: the number of partitions.
+        microbatches: those of a step.
+        few: how many to split if splitting all does not pay.
+        in_a_v: whether each rank has two stages, and the first rank that of the loss.
 
     Returns:
         0, ``few`` or ``microbatches``.
@@ -65,5 +65,5 @@ def split_count(
     passed_on = (partitions - 1) / 2 if in_a_v else partitions - 2
     if passed_on and passed_on * gained > lost * (microbatches - few):
         return microbatches
-    # What the last ones cost is hidden by the backwards that ranks before this one still have to run.
+    # The cost of the last ones is hidden by the backwards that earlier ranks still have to run.
     return few if few * lost <= max(stage, 1) * times.whole else 0

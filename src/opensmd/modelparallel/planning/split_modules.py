@@ -1,4 +1,4 @@
-"""Which modules must be run piece by piece, because others are at work in them. Pure."""
+"""Which modules must run piece by piece, because others take part in them; pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["with_opened"]
 
 
 def with_opened(plan: Plan, trace: ModelTrace) -> Plan:
-    """``plan`` with the modules opened that cannot run as a whole.
+    """Return ``plan`` with the modules opened that cannot run as a whole.
 
-    They are those that hooks carried tensors past (``ModelTrace.escapes``), and those that call a module of
-    another stage. What is carried or called inside one that runs as a whole stays on its rank, and needs
-    nothing.
+    These are modules that hooks carried tensors past (``ModelTrace.escapes``), and those that call a module
+    of another stage. What is carried or called inside a module that runs as a whole stays on its rank, and is
+    no problem.
     """
-    while True:  # what is opened may have called another module as a whole, which must be opened then
+    while True:  # an opened module may have called another one as a whole, which must then be opened, too
         split = plan.split()
         opened = _with_ancestors(_passed_by(split, trace) | _called_across(plan, split, trace))
         opened |= _with_ancestors({alias for alias, name in trace.aliases.items() if name in opened})
@@ -27,7 +27,7 @@ def with_opened(plan: Plan, trace: ModelTrace) -> Plan:
 
 
 def _passed_by(split: set[str], trace: ModelTrace) -> set[str]:
-    """The modules that tensors are carried past, except inside a module that runs as a whole."""
+    """Return the modules that tensors are carried past, except inside a module that runs as a whole."""
     return {
         name
         for escape in trace.escapes
@@ -37,7 +37,7 @@ def _passed_by(split: set[str], trace: ModelTrace) -> set[str]:
 
 
 def _called_across(plan: Plan, split: set[str], trace: ModelTrace) -> set[str]:
-    """The modules that call one of another stage, or one that is split, which is not below them."""
+    """Return the modules that call one outside themselves that is split or on another stage."""
     found: set[str] = set()
     for host, guest in trace.guests:
         if host not in split and (guest in split or plan.homes[host] != plan.homes[guest]):

@@ -1,9 +1,9 @@
 """The whole strategy: partitions, replicas, schedule, microbatches and checkpoints, by prediction.
 
-The trace is that of one whole batch, which replicas and their microbatches share out. Of every combination
-that so many ranks allow a plan is made, its schedule is played with the plan's times and messages, and what a
-rank keeps is counted; of those that fit the memory the quickest comes first. A search for an order takes a
-second, so one is made for the quickest combinations only. Pure.
+The trace is that of one whole batch, which is divided among replicas and microbatches. For every combination
+that the number of ranks allows, a plan is made, its schedule is simulated with the plan's times and messages,
+and the memory of each rank is counted. Of those that fit, the fastest comes first. Searching for an order
+takes a second, so it is done only for the fastest combinations. Pure.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from opensmd.modelparallel.planning.units import ON_ONE_HOST, Links
 __all__ = ["Choices", "Strategy", "layers_of", "strategies"]
 
 SEARCHES = 3
-WORTH_A_SEARCH = 0.01  # of a step: what a search must save for its order to be taken unasked
+WORTH_A_SEARCH = 0.01  # of a step: what a searched order must save to be chosen unasked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a strategy may be.
+    """The choices that a strategy may make.
 
     Attributes:
-        ranks: how many there are.
-        batch: samples of the traced batch.
-        memory_bytes: of a rank.
-        optimizer_bytes: bytes of optimizer state for each byte of trainable parameters.
-        memory_weight: with which plans are made.
-        partitions, microbatches, pipelines, checkpointing: what is allowed; None for anything.
-        active_microbatches: how many may be under way at once; None for what suits the schedule.
-        links: of so many partitions.
+        ranks: the number of ranks.
+        batch: samples in the traced batch.
+        memory_bytes: the memory of a rank.
+        optimizer_bytes: bytes of optimizer state per byte of trainable parameters.
+        memory_weight: the one for making plans.
+        partitions, microbatches, pipelines, checkpointing: the allowed values; None for any.
+        active_microbatches: how many may be in flight; None for what suits the schedule.
+        links: gives the links between so many partitions.
     """
 
     ranks: int
@@ -72,14 +72,14 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A combination, and what is predicted of it.
+    """A combination and its predictions.
 
     Attributes:
-        active_microbatches: how many may be under way at once.
-        memory_weight: with which its plan was made.
-        seconds: of a step of the whole batch, with reduction and optimizer.
-        bubble: the share of the pipeline's time in which an average rank waits.
-        rank_bytes: of the rank that needs most.
+        active_microbatches: how many may be in flight.
+        memory_weight: the one its plan was made with.
+        seconds: of a step of the whole batch, including reduction and optimizer.
+        bubble: the share of the pipeline's time that an average rank waits.
+        rank_bytes: those of the rank that needs most.
         plan: where modules live.
     """
 
@@ -96,7 +96,7 @@ class Strategy:
     plan: Plan
 
     def settings(self) -> dict[str, Any]:
-        """What ``smp.init`` must be given for it, without the checkpoints."""
+        """Return the settings for ``smp.init``, except the checkpoints."""
         wanted: dict[str, Any] = {
             "pipeline_parallel_degree": self.partitions,
             "microbatches": self.microbatches,
@@ -111,14 +111,14 @@ class Strategy:
 
 
 def strategies(trace: ModelTrace, choices: Choices) -> list[Strategy]:
-    """All that fit the memory, the quickest first; if none does, all, by memory.
+    """Return all strategies that fit the memory, fastest first; if none does, all, by memory.
 
     Args:
-        trace: of the whole batch.
+        trace: that of the whole batch.
         choices: what is allowed.
 
     Raises:
-        ValueError: nothing is allowed that so many ranks and samples could do.
+        ValueError: no allowed combination works for so many ranks and samples.
     """
     found = [each for way in _ways(choices) for each in _Predictions(trace, choices, way).of_tables()]
     by_time = _in_order(found, choices)
@@ -134,7 +134,7 @@ def strategies(trace: ModelTrace, choices: Choices) -> list[Strategy]:
 
 
 def _in_order(found: Iterable[Strategy], choices: Choices) -> list[Strategy]:
-    """Those that fit the memory, by time; all by memory if none does."""
+    """Return those that fit the memory, by time; if none does, all by memory."""
     found = list(found)
     fitting = [each for each in found if each.rank_bytes <= choices.memory_bytes]
     if fitting:
@@ -143,7 +143,7 @@ def _in_order(found: Iterable[Strategy], choices: Choices) -> list[Strategy]:
 
 
 def layers_of(trace: ModelTrace) -> list[str]:
-    """The layers that checkpoints are set around: alike, side by side, and of several modules."""
+    """Return the layers to checkpoint: similar siblings with several modules each."""
     inner = {name.rpartition(".")[0] for name in trace.modules if name}
     with_parameters = {
         around
@@ -169,7 +169,7 @@ class _Way(NamedTuple):
 
 
 class _Schedule(NamedTuple):
-    """An order of work; ``active`` microbatches may be under way at once."""
+    """An order of work; ``active`` microbatches may be in flight."""
 
     pipeline: Pipeline
     active: int
@@ -181,7 +181,7 @@ def _ways(choices: Choices) -> Iterator[_Way]:
         if choices.ranks % partitions or not _allowed(choices.partitions, partitions):
             continue
         if (choices.active_microbatches or partitions) < partitions:
-            continue  # what such a pipeline does is in no table
+            continue  # no table describes such a pipeline
         replicas = choices.ranks // partitions
         for microbatches, checkpointing in itertools.product(
             range(1, min(choices.batch // replicas, MOST_MICROBATCHES) + 1), (False, True)
@@ -199,12 +199,12 @@ def _allowed(among: Collection[Any] | None, value: Any) -> bool:
 
 
 def _schedules(ranks: int, microbatches: int, active: int | None) -> Iterator[_Schedule]:
-    """All that have tables of their own, with as many microbatches under way as each needs, or ``active``."""
+    """Return all schedules with tables, with as many microbatches in flight as each needs, or ``active``."""
     usual, most = most_active(ranks, active), 2 * ranks - 1
     yield _Schedule("interleaved", usual, zero_bubble(ranks, microbatches, forwards_ahead(ranks, usual)))
     if ranks == 1:
         return
-    if active is None:  # what has nothing to do while a gradient is late, and keeps as little as 1F1B
+    if active is None:  # idle while a gradient is late, but keeps as little as 1F1B
         yield _Schedule("interleaved", ranks, zero_bubble(ranks, microbatches, 0))
     yield _Schedule("1f1b", active or ranks, one_forward_one_backward(ranks, microbatches))
     if active is None or active >= most:
@@ -214,7 +214,7 @@ def _schedules(ranks: int, microbatches: int, active: int | None) -> Iterator[_S
 
 
 def _of_searches(trace: ModelTrace, choices: Choices, by_time: Sequence[Strategy]) -> Iterator[Strategy]:
-    """The quickest combinations with orders that are searched for: all of them if asked, or shorter ones."""
+    """Return the fastest combinations with searched orders: all if requested, otherwise shorter ones."""
     if not _allowed(choices.pipelines, "searched"):
         return
     quickest: dict[_Way, float] = {}
@@ -229,10 +229,10 @@ def _of_searches(trace: ModelTrace, choices: Choices, by_time: Sequence[Strategy
 
 
 class _Predictions:
-    """What is predicted of one combination, with any schedule.
+    """The predictions for one combination, with any schedule.
 
     Args:
-        trace: of the whole batch.
+        trace: that of the whole batch.
         choices: what is allowed.
         way: the combination.
     """
@@ -246,7 +246,7 @@ class _Predictions:
         self._plans: dict[int, Plan] = {}
 
     def of_tables(self) -> Iterator[Strategy]:
-        """With every schedule that has a table; none where there is nothing to checkpoint."""
+        """Predict every schedule that has a table; none if there is nothing to checkpoint."""
         way = self._way
         if way.checkpointing and not self._layers:
             return
@@ -256,12 +256,12 @@ class _Predictions:
                 yield self._predicted(schedule)
 
     def _is_wanted(self, pipeline: Pipeline) -> bool:
-        """Whether it was asked for, or a search begins with what is best there."""
+        """Whether it was requested, or a search starts from the best of these."""
         asked = self._choices.pipelines
         return _allowed(asked, pipeline) or (pipeline == "interleaved" and _allowed(asked, "searched"))
 
     def of_a_search(self) -> Strategy:
-        """With an order that is searched for."""
+        """Predict a searched order."""
         partitions, microbatches = self._way.partitions, self._way.microbatches
         active = most_active(partitions, self._choices.active_microbatches)
         times = _times(self._plan(1), in_a_v=False)
@@ -269,7 +269,7 @@ class _Predictions:
         return self._predicted(_Schedule("searched", active, table))
 
     def _plan(self, pieces: int) -> Plan:
-        """With so many pieces of the model a partition."""
+        """Plan with so many pieces of the model per partition."""
         if pieces not in self._plans:
             self._plans[pieces] = partition(
                 self._trace,
@@ -290,7 +290,7 @@ class _Predictions:
         plan = self._plan(pieces)
         played = play(table, _times(plan, in_a_v=pieces > 1))
         kept = played.kept
-        if pipeline == "1f1b":  # it may go further ahead than its table
+        if pipeline == "1f1b":  # it may run further ahead than its table
             kept = in_flight(
                 partitions=way.partitions,
                 microbatches=way.microbatches,
@@ -322,7 +322,7 @@ class _Predictions:
 
 
 def _times(plan: Plan, *, in_a_v: bool) -> list[ChunkTimes]:
-    """What each stage of the model takes, with the messages of its partition."""
+    """Return the time of each of the model's stages, including its partition's messages."""
     messages = [0.0] * plan.stages
     for crossing in plan.crossings:
         messages[crossing.source] += crossing.seconds
@@ -338,7 +338,7 @@ def _times(plan: Plan, *, in_a_v: bool) -> list[ChunkTimes]:
 
 
 def _part(trace: ModelTrace, share: float) -> ModelTrace:
-    """``trace`` of so large a part of its batch; beginning an operation takes as long as before."""
+    """Scale ``trace`` to a part of its batch; starting an operation still takes the same time."""
     operations: dict[int, int] = {}
     for name, info in trace.modules.items():
         unit = trace.anchors[name]
@@ -375,7 +375,7 @@ def _activations(trace: ModelTrace, layer: str) -> int:
 
 
 def _with_checkpoints(trace: ModelTrace, layers: Sequence[str]) -> ModelTrace:
-    """Layers keep their inputs alone, and compute their forward again before their backward."""
+    """Let layers keep only their inputs, and recompute their forward before their backward."""
     units = list(trace.units)
     for layer in layers:
         own = _inside(trace, layer)

@@ -1,9 +1,9 @@
 """What one run of a model showed: the pure data that goes from capture to the partitioner.
 
-The run is cut into *units*. A unit begins where a module is entered on the way to the next one that calls no
-other module, and ends where the next unit begins; operations that follow in the modules around it belong to
-it, because they follow its data. A module that is called again belongs to the unit of its first call. A plan
-can cut between units, nowhere else.
+The run is divided into *units*. A unit starts where a module is entered on the way to the next one that calls
+no other module, and ends where the next unit starts. Operations that follow in the modules around it belong
+to it, because they follow its data. A module that is called again belongs to the unit of its first call. A
+plan can only cut between units.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["Edge", "Escape", "ModelTrace", "ModuleInfo", "Reuse", "Unit"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleInfo:
-    """One module of the tree. Sizes are of its own parameters and buffers, not of its children's.
+    """One module of the tree. Sizes are those of its own parameters and buffers, without its children's.
 
-    ``opaque`` modules are never split; a ``container`` has no forward, so that others call its children;
-    ``operations`` counts those it ran itself, outside its children.
+    ``opaque`` modules are never split; a ``container`` has no forward, so others call its children;
+    ``operations`` counts those that it ran itself, outside its children.
     """
 
     name: str
@@ -41,9 +41,9 @@ class ModuleInfo:
 class Unit:
     """The smallest thing that can be placed: ``module`` with the operations that follow it.
 
-    Seconds, floating point operations and bytes are those of all its calls in one microbatch. ``module`` is
-    the outermost module that was entered where the unit begins. The ``late`` ones are what gradients of
-    weights take that are computed late: inputs and gradients kept for them, and of the backward's seconds.
+    Seconds, floating-point operations and bytes are those of all its calls in one microbatch. ``module`` is
+    the outermost module that was entered where the unit starts. The ``late`` fields are for late weight
+    gradients: inputs and gradients kept for them, and their share of the backward's seconds.
     """
 
     module: str
@@ -58,9 +58,9 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class Edge:
-    """A tensor of unit ``source`` that unit ``target`` uses (positions in :attr:`ModelTrace.units`).
+    """A tensor of unit ``source`` that unit ``target`` uses (indices into :attr:`ModelTrace.units`).
 
-    Edges with the same ``tensor`` number are one tensor used in several places.
+    Edges with the same ``tensor`` number are one tensor with several uses.
     """
 
     source: int
@@ -71,10 +71,10 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True)
 class Reuse:
-    """A parameter that several units use, also if only one module owns it.
+    """A parameter that several units use, even if only one module owns it.
 
-    It is ``bound`` if a module that runs as a whole has read it without owning or being given it: both must
-    be on one rank.
+    It is ``bound`` if a module that runs as a whole has read it without owning or receiving it; then both
+    must be on one rank.
     """
 
     bytes: int
@@ -85,9 +85,9 @@ class Reuse:
 
 @dataclass(frozen=True, kw_only=True)
 class Escape:
-    """A forward hook carried a tensor past the modules ``inside``; it was used in the call ``around`` them.
+    """A tensor that a forward hook carried past the modules ``inside``, to a use in the call ``around`` them.
 
-    ``around`` is None where that is outside the model.
+    ``around`` is None if the use is outside the model.
     """
 
     inside: frozenset[str]
@@ -98,12 +98,12 @@ class Escape:
 class ModelTrace:
     """A model's tree in registration order and its units in execution order.
 
-    ``modules`` has each module object once; ``aliases`` maps every further name to that first one. ``uses``
-    says in which unit a module's own parameters are first used (absent: no operation touched them).
-    ``shared`` are groups of parameter names that are one tensor, or lie in the same memory. ``hooked`` are
-    modules with forward hooks, and ``escapes`` what such hooks carried away. ``guests`` are pairs of a module
-    and one that was called in it without being below it, as an argument may be. ``measured`` tells times of a
-    clock from estimates.
+    ``modules`` has each module object once; ``aliases`` maps every further name to the first. ``uses`` says
+    in which unit a module's own parameters are first used (absent if no operation touched them). ``shared``
+    are groups of parameter names that are one tensor, or share memory. ``hooked`` are modules with forward
+    hooks, and ``escapes`` what such hooks carried away. ``guests`` are pairs of a module and one that was
+    called in it without being a submodule, such as an argument. ``measured`` is True for measured times,
+    False for estimates.
     """
 
     modules: Mapping[str, ModuleInfo]
@@ -119,15 +119,16 @@ class ModelTrace:
     measured: bool = False
 
     def owner(self, parameter: str) -> str:
-        """The module that owns a parameter, given by its full name, under the module's first name."""
+        """Return the first name of the module that owns a parameter, given the parameter's full name."""
         module = parameter.rpartition(".")[0]
         return self.aliases.get(module, module)
 
     @cached_property
     def anchors(self) -> dict[str, int]:
-        """The unit that decides each module's stage.
+        """Return the unit that decides each module's stage.
 
-        That is where its own parameters are first used, else the first unit inside it, else its parent's.
+        It is the one where its own parameters are first used, else the first unit inside it, else its
+        parent's.
         """
         first_inside: dict[str, int] = {}
         for index, unit in reversed(list(enumerate(self.units))):
@@ -141,12 +142,12 @@ class ModelTrace:
 
     @cached_property
     def deciders(self) -> list[str]:
-        """For each unit the module whose stage it has: a user of parameters there, else the entered one."""
+        """The module that decides each unit's stage: a user of parameters in it, else the entered one."""
         users = {unit: name for name, unit in reversed(list(self.uses.items()))}
         return [users.get(index, unit.module) for index, unit in enumerate(self.units)]
 
     def training_bytes(self, optimizer_bytes: float) -> list[float]:
-        """Parameters, buffers, gradients and optimizer state of every unit."""
+        """Return the bytes of parameters, buffers, gradients and optimizer state of every unit."""
         total = [0.0] * len(self.units)
         for name, info in self.modules.items():
             state = info.parameter_bytes + info.buffer_bytes + info.trainable_bytes * (1 + optimizer_bytes)

@@ -1,7 +1,7 @@
-"""The units of a trace put into the order in which they are cut, with what a cut between them costs.
+"""The units of a trace in the order in which they are cut, with the cost of a cut between them.
 
 Some units cannot stay where they ran: a parameterless one joins the unit before it, units that share a
-parameter ride with one leader of their group, one placed by hand against the order leaves the sequence.
+parameter go with one leader of their group, and one placed by hand against the order leaves the sequence.
 """
 
 from __future__ import annotations
@@ -26,57 +26,58 @@ __all__ = [
     "weights_of",
 ]
 
-# What opening a module costs the stages that share it: interception of one operation outside atomic modules.
+# The cost of opening a module for the stages that share it: intercepting one operation outside atomic
+# modules.
 OPERATION_SECONDS = 10e-6
 
-# Where the estimate sees so little work that the cheapest cut would cost this share of an average stage, it
-# is no ground to place equal modules unequally: cuts are then scaled to this share of an average item.
+# If the estimate sees so little work that the cheapest cut would cost this share of an average stage, it does
+# not justify placing equal modules unequally: cuts are then scaled to this share of an average item.
 DEAR_CUT = 1 / 4
 CUT_OF_ITEM = 1 / 2
 
-# A model that needs less memory than this in all counts it for less, and time for more: no rank gains by a
-# balance of kilobytes.
+# If a model needs less memory than this in total, memory counts for less and time for more: balancing
+# kilobytes is pointless.
 SMALL_MEMORY = 64 << 20
 
-# More groups of shared parameters than this are not tried in all combinations of first and last.
+# With more groups of shared parameters than this, not all combinations of first and last are tried.
 MOST_COMBINATIONS = 64
 
 # A parameter that a few units use (an embedding's weight as the output layer) keeps them together if sending
-# it in every microbatch would be dear: when it is more than this share of all parameters.
+# it in every microbatch would be expensive: if it is more than this share of all parameters.
 LARGE_SHARE = 1 / 64
 FEW_USERS = 4
 
 
 @dataclass(frozen=True)
 class Link:
-    """What carries tensors from one stage to another.
+    """A link that carries tensors from one stage to another.
 
     Attributes:
-        message: seconds that each takes, however small.
-        rate: bytes a second.
+        message: seconds per message, however small.
+        rate: bytes per second.
     """
 
     message: float
     rate: float
 
     def seconds(self, size: float, tensors: int = 1) -> float:
-        """Of so many tensors of ``size`` bytes together, one way."""
+        """Return the time for so many tensors of ``size`` bytes in total, one way."""
         return tensors * self.message + size / self.rate
 
 
-# Between two processes of one host: a message's fixed cost, and its copy.
+# Between two processes on one host: a message's fixed cost, and its copy.
 ON_ONE_HOST = Link(message=60e-6, rate=4e9)
 
 
 @dataclass(frozen=True)
 class Links:
-    """What carries tensors between stages that may be on several hosts.
+    """The links between stages that may be on several hosts.
 
     Attributes:
-        between_hosts: what carries them there.
-        apart: pairs of stages on different hosts, the smaller one first.
-        averaging: seconds on a host's link for each byte of a stage's gradients that replicas average, while
-            those of the other stages do.
+        between_hosts: the link between hosts.
+        apart: pairs of stages on different hosts, the lower one first.
+        averaging: seconds on a host's link per byte of a stage's gradients that replicas average, while the
+            other stages do the same.
     """
 
     between_hosts: Link = ON_ONE_HOST
@@ -88,13 +89,13 @@ class Links:
         return (min(one, other), max(one, other)) in self.apart
 
     def between(self, one: int, other: int) -> Link:
-        """What carries tensors between these stages."""
+        """Return the link between these stages."""
         return self.between_hosts if self.cross(one, other) else ON_ONE_HOST
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the objective is made of."""
+    """The terms of the objective."""
 
     memory: float
     optimizer_bytes: float
@@ -110,7 +111,7 @@ class UnitGroups:
 
     @classmethod
     def of(cls, trace: ModelTrace, wanted: Mapping[int, int]) -> UnitGroups:
-        """The groups of ``trace``; a unit whose stage is ``wanted`` joins nobody."""
+        """Return the groups of ``trace``; a unit with a ``wanted`` stage joins none."""
         union = _Union(len(trace.units))
         for _, units in _bonds(trace):
             union.join(*units)
@@ -124,10 +125,10 @@ class UnitGroups:
         return cls(tuple(groups), joined)
 
     def candidates(self) -> list[tuple[int, ...]]:
-        """Which member leads each group: every combination of last and first, or two of them.
+        """Return which member leads each group: every combination of last and first, or two of them.
 
-        The last comes first: an embedding that moves to the output layer only adds a short hop before the
-        pipeline; an output layer that moves to the embedding makes every microbatch pass stage 0 twice.
+        Last comes first: an embedding that moves to the output layer only adds a short hop before the
+        pipeline, while an output layer that moves to the embedding makes every microbatch pass stage 0 twice.
         """
         ends = [(group[-1], group[0]) for group in self.members]
         if 2 ** len(ends) <= MOST_COMBINATIONS:
@@ -136,12 +137,12 @@ class UnitGroups:
 
 
 def weights_of(trace: ModelTrace, units: Collection[int]) -> list[str]:
-    """The names of the weights for which ``units`` must stay together."""
+    """Return the names of the weights for which ``units`` must stay together."""
     return list(dict.fromkeys(name for name, users in _bonds(trace) if not set(users).isdisjoint(units)))
 
 
 def _bonds(trace: ModelTrace) -> Iterator[tuple[str, Sequence[int]]]:
-    """Weights that several units use, by name, and these units."""
+    """Return weights that several units use, by name, and these units."""
     for names in trace.shared:
         yield names[0], [trace.anchors[trace.owner(name)] for name in names]
     parameters = sum(info.parameter_bytes for info in trace.modules.values())
@@ -171,10 +172,10 @@ class UnitSequence:
         wanted: Mapping[int, int],
         keep_fixed: bool,
     ) -> UnitSequence:
-        """The sequence with these group leads.
+        """Return the sequence with these group leaders.
 
-        ``wanted`` are fixed stages of units. With ``keep_fixed`` a fixed unit stays in the sequence, that
-        then must reach its stage there, as long as those stages rise; without, none of them stays.
+        ``wanted`` are fixed stages of units. With ``keep_fixed``, fixed units stay in the sequence, which
+        must then reach their stages there, as long as those rise; otherwise none stays.
         """
         lead_of = {unit: lead for group, lead in zip(groups.members, leads, strict=True) for unit in group}
         wishes: dict[int, int] = {}
@@ -204,14 +205,14 @@ class UnitSequence:
         return cls(trace, position, len(kept), tuple(fixed), detached)
 
     def cut(self, weights: Weights, links: Sequence[Link]) -> Split:
-        """The best split of this sequence; ``links`` carry what crosses from each stage to the next one."""
+        """Return the best split of this sequence; ``links`` are those from each stage to the next."""
         trace, stages = self.trace, len(links) + 1
         seconds = [unit.forward_seconds + unit.backward_seconds for unit in trace.units]
         training = trace.training_bytes(weights.optimizer_bytes)
         activations = [unit.activation_bytes for unit in trace.units]
         scale = self._weight_of_cuts(sum(seconds), stages)
         cuts = {link: [second * scale for second in self.cut_seconds(link)] for link in set(links)}
-        if not any(seconds):  # nothing ran: sizes are all that is known
+        if not any(seconds):  # nothing ran, so only sizes are known
             seconds = training
         needed = sum(training) + sum(activations) * sum(weights.in_flight) / stages
         memory_weight = weights.memory * min(1.0, needed / SMALL_MEMORY)
@@ -240,7 +241,7 @@ class UnitSequence:
         )
 
     def cut_seconds(self, link: Link = ON_ONE_HOST) -> list[float]:
-        """What a cut before each item costs each side: messages, bytes, and glue of the modules it splits."""
+        """Return what a cut before each item costs each side: messages, bytes, and glue of split modules."""
         cost = [0.0] * (self.count + 1)
         spans: dict[tuple[int, int], tuple[int, int, int]] = {}
         for edge in self.trace.edges:
@@ -258,14 +259,14 @@ class UnitSequence:
         return [total + glue for total, glue in zip(sums, self._glue_seconds(), strict=False)]
 
     def _weight_of_cuts(self, work: float, stages: int) -> float:
-        """How much seconds of cuts count beside ``work`` seconds: less where that is hardly anything."""
+        """Return the weight of cut seconds against ``work`` seconds; less if there is hardly any work."""
         cheapest = min(self.cut_seconds()[1 : self.count], default=0.0)
         if cheapest <= DEAR_CUT * work / stages:
             return 1.0
         return CUT_OF_ITEM * work / self.count / cheapest
 
     def _glue_seconds(self) -> list[float]:
-        """Interception in the modules that a cut before each item opens, beyond what any cut opens."""
+        """Return interception in the modules that a cut before each item opens, beyond what any cut opens."""
         operations: dict[str, int] = {}
         for name, info in self.trace.modules.items():
             operations[name] = info.operations
@@ -281,7 +282,7 @@ class UnitSequence:
         return [max(0.0, share - least) for share in cost]
 
     def stages_of_units(self, split: Split) -> dict[int, int]:
-        """The stage of every unit under ``split``."""
+        """Return the stage of every unit under ``split``."""
         of_item = [
             stage
             for stage in range(len(split.bounds) - 1)
@@ -307,7 +308,7 @@ class _Union:
             self._parent[other] = first
 
     def groups(self) -> list[tuple[int, ...]]:
-        """The sets of more than one unit, each sorted."""
+        """Return the sets of more than one unit, each sorted."""
         found: dict[int, list[int]] = defaultdict(list)
         for unit in range(len(self._parent)):
             found[self.find(unit)].append(unit)

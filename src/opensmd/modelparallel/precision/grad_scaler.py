@@ -1,8 +1,9 @@
 """``smp.amp.GradScaler``: torch's, with infinities shared over all partitions.
 
-Each rank sees only its own gradients. If any of them overflows, all ranks skip the step and lower the scale,
-so that the partitions stay at the same step with the same scale. Ranks without parameters need not take part,
-because scripts guard ``scaler.step(optimizer)`` with ``len(list(model.local_parameters())) > 0``.
+Each rank sees only its own gradients. If a gradient overflows on any of them, all ranks skip the step and
+lower the scale, so that the partitions stay at the same step with the same scale. Ranks without parameters
+need not take part, because scripts guard ``scaler.step(optimizer)`` with
+``len(list(model.local_parameters())) > 0``.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ _numbers = itertools.count()
 class GradScaler(UnscalingScaler):
     """Drop-in for torch's GradScaler.
 
-    ``scale(loss)`` goes inside the step function, ``step(optimizer)`` and ``update()`` outside, on all ranks.
+    Call ``scale(loss)`` inside the step function, and ``step(optimizer)`` and ``update()`` outside, on all
+    ranks.
 
     Args:
-        device: "cuda" or "cpu"; by default "cuda" where there is one. It may come first, as torch's does now,
-            or be named.
-        init_scale, growth_factor, backoff_factor, growth_interval, enabled: as torch's, in this order.
+        device: "cuda" or "cpu"; by default "cuda" if available. It may come first, as in torch now, or be a
+            keyword.
+        init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch, in this order.
 
     Raises:
         SMPError: with ``shard_optimizer_state`` or ``sharded_data_parallel_degree``, or with ``fp16`` or
-            ``bf16``, which have a loss scale of their own, or need none.
-        TypeError: a device both first and by name, or a setting that torch's does not have.
+            ``bf16``, which have their own loss scale or need none.
+        TypeError: a device given both first and as a keyword, or a setting that torch's does not have.
     """
 
     @overload
@@ -84,10 +86,10 @@ class GradScaler(UnscalingScaler):
         state.scalers[next(_numbers)] = self
 
     def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
-        """Leave the maximum over this rank's devices and all ranks with parameters in every entry.
+        """Set every entry to the maximum over this rank's devices and all ranks with parameters.
 
         Raises:
-            SMPError: made before ``smp.init``, which has been asked for 16 bits.
+            SMPError: the scaler was created before ``smp.init``, and that was asked for 16 bits.
         """
         require_one_scale()
         first = next(iter(found.values()))
@@ -97,10 +99,10 @@ class GradScaler(UnscalingScaler):
             item.copy_(worst)
 
     def follow_owners(self) -> None:
-        """Take the scale over from the ranks with parameters; called on all ranks when a step begins.
+        """Adopt the scale of the ranks with parameters; called on all ranks when a step starts.
 
         A rank without parameters takes no part in :meth:`step`, and scripts may skip :meth:`step` and
-        :meth:`update` there, but the loss may be scaled on it.
+        :meth:`update` there, but it may be the one that scales the loss.
         """
         if self.is_enabled():
             self.set_scale_state(from_owners(self.scale_state()))

@@ -1,7 +1,7 @@
-"""A model whose parameters have 16 bits, between step functions that compute losses with 32.
+"""A model with 16-bit parameters inside step functions that compute losses in 32 bits.
 
-As with the original library's wrapper: arguments of the model's forward are made narrow, what it returns is
-made wide again, and everything between is computed in the narrow type.
+As in the original library's wrapper, arguments of the model's forward are narrowed, its results are widened,
+and everything in between is computed in the narrow type.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def to_half(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def narrowed(values: Any, dtype: torch.dtype) -> Any:
-    """``values`` with its wide floating-point tensors converted to ``dtype``, also inside containers."""
+    """Convert wide floating-point tensors in ``values`` to ``dtype``, also inside containers."""
     return _converted(values, _WIDE, dtype)
 
 
 def widened(values: Any, dtype: torch.dtype) -> Any:
-    """``values`` with its tensors of ``dtype`` converted to FP32, also inside containers."""
+    """Convert tensors of ``dtype`` in ``values`` to FP32, also inside containers."""
     return _converted(values, (dtype,), torch.float32)
 
 

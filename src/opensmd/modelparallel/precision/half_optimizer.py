@@ -1,12 +1,12 @@
 """What ``smp.DistributedOptimizer`` does with the settings ``fp16`` and ``bf16``: FP32 masters, a loss scale.
 
-From the first step on, which places the parameters, the groups have masters in the place of parameters::
+From the first step on, which places the parameters, the groups have masters instead of parameters::
 
     smp.step            model.backward(loss) multiplies the loss by the scale
-    clip_master_grads   gradients to the masters, divided by the scale; then clipped
-    step                skipped if any rank found an infinity; else masters trained and rounded into the model
+    clip_master_grads   copies gradients to the masters, divided by the scale; then clips
+    step                skipped if any rank found an infinity; else trains masters, rounds them into the model
 
-State dicts have each master as ``master_weight`` in its parameter's state, and the loss scale beside them.
+State dicts have each master as ``master_weight`` in its parameter's state, and the loss scale next to that.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["HalfMethods"]
 
 
 class HalfMethods(PrecisionAttributes):
-    """Mixed in front of a distributed optimizer's own class."""
+    """A mixin that precedes a distributed optimizer's own class."""
 
     state: Any
     _smp_scale: LossScale
     _smp_masters: MasterWeights | None = None
-    _smp_fresh = False  # the masters have the gradients that the model has
-    _smp_updated_at = 0  # how many backwards there had been when the masters got them
+    _smp_fresh = False  # whether the masters have the model's current gradients
+    _smp_updated_at = 0  # the number of backwards when the masters got them
 
     @property
     def loss_scaler(self) -> LossScale:
@@ -50,7 +50,7 @@ class HalfMethods(PrecisionAttributes):
 
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:
-        """The model's parameters of 16 bits on this rank, by parameter group."""
+        """The model's 16-bit parameters on this rank, by parameter group."""
         return [
             [self._smp_model_parameter(pair[0]) for pair in self._smp_pairs(group)]
             for group in self.param_groups
@@ -68,10 +68,10 @@ class HalfMethods(PrecisionAttributes):
         return [[own for own in group["params"] if id(own) not in mastered] for group in self.param_groups]
 
     def update_master_grads(self) -> None:
-        """Bring the gradients to the masters, divided by the loss scale, and look for infinities (fp16).
+        """Copy the gradients to the masters, divided by the loss scale, and check for infinities (fp16).
 
         Raises:
-            SMPError: before the first step, or the gradients are not those of ``model.backward``.
+            SMPError: before the first step, or if the gradients are not from ``model.backward``.
         """
         masters, scaler = self._smp_require_masters("update_master_grads"), self.loss_scaler
         self._smp_collect_gradients()
@@ -90,16 +90,16 @@ class HalfMethods(PrecisionAttributes):
             self.overflow = self._smp_found_infinity(grads)
 
     def clip_master_grads(self, max_norm: float) -> float:
-        """Clip the masters' gradients of all partitions together; as without fp16 and bf16."""
+        """Clip the masters' gradients of all partitions together, as without fp16 and bf16."""
         self._smp_update_if_due()
         norm = super().clip_master_grads(max_norm)
         if state.cfg.fp16 and (self.overflow or not math.isfinite(norm)):
-            self.overflow = True  # known from the norm alone on a rank without parameters
+            self.overflow = True  # a rank without parameters knows it only from the norm
             return -1.0
         return norm
 
     def init_master_params(self) -> None:
-        """Make the masters what the model's parameters are."""
+        """Set the masters to the model's parameters."""
         before_writing()
         if self._smp_masters is not None:
             self._smp_masters.reload()
@@ -109,7 +109,7 @@ class HalfMethods(PrecisionAttributes):
 
         Raises:
             SMPError: before the first step, or inside one with several microbatches.
-            ValueError: a closure, which would compute the loss outside a step.
+            ValueError: a closure was given, which would compute the loss outside a step.
         """
         if closure is not None:
             raise ValueError(
@@ -129,7 +129,7 @@ class HalfMethods(PrecisionAttributes):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, for the masters and the model's parameters."""
+        """Zero the gradients of the masters and the model's parameters, as in torch."""
         super().zero_grad(set_to_none)  # type: ignore[misc]
         self._smp_fresh = False
         self._smp_zero([parameter for parameter, _ in self._smp_masters or ()], set_to_none=set_to_none)
@@ -141,9 +141,9 @@ class HalfMethods(PrecisionAttributes):
             self._smp_replace(self.param_groups[-1], self._smp_masters)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As without fp16 and bf16; before the first step it waits for the masters.
+        """Load as without fp16 and bf16, but before the first step wait for the masters.
 
-        A state dict without masters leaves them what the model's parameters are.
+        A state dict without masters sets them to the model's parameters.
         """
         given = self._smp_fitting(state_dict)  # type: ignore[attr-defined]
         if self._smp_masters is None:
@@ -164,7 +164,7 @@ class HalfMethods(PrecisionAttributes):
                 self._smp_load({**waiting, "param_groups": self._smp_groups_since(waiting)}, masters)
 
     def _smp_groups_since(self, waiting: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The groups of a state dict that has waited, as scripts have changed and added to them since."""
+        """Return a pending state dict's groups, with what scripts have changed in them and added since."""
         saved = [group["params"] for group in waiting["param_groups"]]
         count = max((number for numbers in saved for number in numbers), default=-1) + 1
         for size in self._group_sizes()[len(saved) :]:  # type: ignore[attr-defined]
@@ -220,7 +220,7 @@ class HalfMethods(PrecisionAttributes):
         parameters = list(group["params"])
         masters.replace(group)
         for parameter, trained in zip(parameters, group["params"], strict=True):
-            if trained is not parameter and parameter in self.state:  # some make it before the first step
+            if trained is not parameter and parameter in self.state:  # some create it before the first step
                 self.state[trained] = _widened(self.state.pop(parameter))
         self._smp_lay_out(group)
 
@@ -239,20 +239,20 @@ class HalfMethods(PrecisionAttributes):
             self.update_master_grads()
 
     def _smp_found_infinity(self, grads: list[torch.Tensor]) -> bool:
-        """Whether a gradient of any rank that holds the model is infinite or no number."""
+        """Whether a gradient on any rank of the model is infinite or NaN."""
         found = torch.zeros((), device=device_of(self.master_params))
-        grads = [grad for grad in grads if grad.numel()]  # a rank may have nothing of a small parameter
+        grads = [grad for grad in grads if grad.numel()]  # a rank may have no part of a small parameter
         if grads:
             largest = torch.stack([norm.to(found) for norm in torch._foreach_norm(grads, math.inf)])
             found += ~largest.isfinite().all()
         share_among_owners(found, name="optimizer.step")
-        if state.model is None or not state.model.joining:  # then some replicas have ended
+        if state.model is None or not state.model.joining:  # otherwise some replicas may have finished
             share_over_replicas(found)
         return bool(found.item())
 
 
 def _widened(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """State of a parameter of 16 bits as its master's."""
+    """Convert the state of a 16-bit parameter to its master's."""
     return {
         key: upcast(value) if isinstance(value, torch.Tensor) else value for key, value in entries.items()
     }

@@ -1,11 +1,11 @@
 """How plain PyTorch numbers an optimizer's parameters, of which a rank keeps some.
 
-State dicts of the whole optimizer speak in these numbers, what is left of it on a rank has others::
+State dicts of the whole optimizer use these numbers; a rank's optimizer has others::
 
     whole       group 0: 0 1 2    group 1: 3 4
-    this rank   group 0:   1      group 1: 3        which torch counts 0 and 1 there
+    this rank   group 0:   1      group 1: 3        numbered 0 and 1 by torch
 
-Nothing here talks to other ranks.
+Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Layout:
     """The whole optimizer's parameters, as plain PyTorch numbers them.
 
     Attributes:
-        model: whose parameters they are.
+        model: the parameters' model.
         numbers: for every group, the numbers of all its parameters.
-        names: for every group, the names that the script gave with its parameters, if it did.
+        names: for every group, the names that the script gave with its parameters, if any.
         full_names: the module's name of every parameter, by number.
         shapes: the shape of every parameter, by number.
         local: the number of each parameter of this rank, by identity.
@@ -46,20 +46,20 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """How many parameters the whole optimizer has."""
+        """The number of parameters in the whole optimizer."""
         return sum(map(len, self.numbers))
 
     def cut(self, group: ParameterGroup, state: MutableMapping[nn.Parameter, Any]) -> None:
-        """Take a further group's remote parameters out of it, and their state out of the optimizer's.
+        """Remove remote parameters from another group, and their state from the optimizer.
 
         Raises:
-            ValueError: one is not a parameter of the model.
+            ValueError: a parameter is not the model's.
         """
         model = self.model
         names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         first = self.count
         current = [model.current(given) for given in group["params"]]
-        for number, parameter in enumerate(current, first):  # before anything is changed
+        for number, parameter in enumerate(current, first):  # checked before anything is changed
             if id(parameter) not in names:
                 raise ValueError(
                     f"parameter {number} of the optimizer, of shape {tuple(parameter.shape)}, is not a "
@@ -85,7 +85,7 @@ class Layout:
             group["param_names"] = [group["param_names"][position] for position in kept]
 
     def follow_plan(self, groups: Sequence[ParameterGroup], state: MutableMapping[nn.Parameter, Any]) -> None:
-        """Parts of the model have moved: let the groups have what is on this rank now, and no other state."""
+        """After parts of the model have moved, adapt the groups and the state to this rank's parameters."""
         parameters = dict(self.model.module.named_parameters())
         self.local.clear()
         for group, numbers, given in zip(groups, self.numbers, self.names, strict=True):
@@ -98,11 +98,11 @@ class Layout:
             del state[parameter]
 
     def renumbered(self, plain: Mapping[str, Any], groups: Sequence[ParameterGroup]) -> dict[str, Any]:
-        """The state dict of what is left of the optimizer, under the whole optimizer's numbers.
+        """Return this rank's state dict under the whole optimizer's numbers.
 
         Args:
-            plain: the state dict, under the numbers of what is left.
-            groups: what is left.
+            plain: the state dict under this rank's own numbers.
+            groups: this rank's groups.
         """
         own = self._numbers_of(groups)
         whole = []
@@ -115,7 +115,7 @@ class Layout:
         return {"state": numbered, "param_groups": whole}
 
     def localised(self, given: Mapping[str, Any], groups: Sequence[ParameterGroup]) -> dict[str, Any]:
-        """Of a full state dict what concerns this rank: the other way of :meth:`renumbered`."""
+        """Return this rank's part of a full state dict; the reverse of :meth:`renumbered`."""
         stored = [number for group in given["param_groups"] for number in group["params"]]
         saved = given["state"]
         own = {
@@ -136,5 +136,5 @@ class Layout:
         return {**given, "state": {**own, **others}, "param_groups": local}
 
     def _numbers_of(self, groups: Sequence[ParameterGroup]) -> list[int]:
-        """The whole optimizer's numbers of the parameters that are left, in their order."""
+        """Return the whole optimizer's numbers of this rank's parameters, in order."""
         return [self.local[id(parameter)] for group in groups for parameter in group["params"]]

@@ -1,4 +1,4 @@
-"""What losses are multiplied by, so that small gradients do not vanish in 16 bits, and how that changes.
+"""The factor for losses that keeps small gradients from vanishing in 16 bits, and how it changes.
 
 Pure, apart from :meth:`LossScale.follow_owners`. A dynamic scale falls after an overflow and rises after a
 while without one::
@@ -43,20 +43,20 @@ class LossScale:
 
     Args:
         dynamic: adapt the scale to overflows.
-        loss_scale: the scale; the first one if ``dynamic``.
-        scale_factor: by what a dynamic scale rises and falls.
+        loss_scale: the scale; the initial one if ``dynamic``.
+        scale_factor: the factor by which a dynamic scale rises and falls.
         scale_window: steps without an overflow until it rises.
-        min_scale: it does not fall below.
+        min_scale: the lower bound.
         delayed_shift: overflows until it falls.
         consecutive_hysteresis: only overflows of consecutive steps count for ``delayed_shift``.
 
     Attributes:
-        settings: what it was made with.
+        settings: what it was created with.
         backwards: how many losses have been scaled.
-        applied: by what the last loss was multiplied.
+        applied: the factor of the last loss.
 
     Raises:
-        ValueError: a number that no scale can have.
+        ValueError: a number that is impossible for a scale.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class LossScale:
         return self.loss_scale
 
     def apply(self) -> float:
-        """What to multiply a loss by, now."""
+        """Return the current factor for a loss, and count the loss."""
         self.backwards += 1
         self.applied = self.loss_scale
         return self.loss_scale
 
     def update(self, overflow: bool) -> None:
-        """A step of the optimizer has ended: it was skipped because of an ``overflow``, or done.
+        """Update after an optimizer step, which was skipped if there was an ``overflow``.
 
         Warns:
             UserWarning: once, if gradients overflow at the smallest scale.
@@ -139,18 +139,18 @@ class LossScale:
         self.loss_scale = max(self.loss_scale / self.scale_factor, self.min_scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes in training, as plain numbers."""
+        """Return what changes in training, as plain numbers."""
         return {name: getattr(self, name) for name in _CHANGING}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on as the scale that gave ``state_dict``; a static scale keeps its own value."""
+        """Continue from ``state_dict``; a static scale keeps its own value."""
         if self.dynamic:
             for name in _CHANGING:
                 setattr(self, name, type(getattr(self, name))(state_dict[name]))
         self.applied = self.loss_scale
 
     def follow_owners(self) -> None:
-        """Take the scale over from the ranks with parameters; called on all ranks when a step begins."""
+        """Adopt the scale of the ranks with parameters; called on all ranks when a step starts."""
         values = torch.tensor(
             [float(getattr(self, name)) for name in _CHANGING], dtype=torch.float64, device="cpu"
         )
@@ -160,15 +160,15 @@ class LossScale:
 
 
 def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[str, Any]) -> LossScale:
-    """The scale that all optimizers of the training share, made as the first one asks for it.
+    """Return the scale that all optimizers share, created as the first one requests.
 
     Args:
         static: the scale; None is 1.
-        dynamic: begin at ``arguments["init_scale"]`` instead, and adapt.
-        arguments: of :data:`DYNAMIC_ARGUMENTS`; others have their defaults.
+        dynamic: start at ``arguments["init_scale"]`` instead, and adapt.
+        arguments: from :data:`DYNAMIC_ARGUMENTS`; the rest have their defaults.
 
     Raises:
-        ValueError: a number that no scale can have, or another optimizer asks for another scale.
+        ValueError: a number that is impossible for a scale, or another optimizer requests a different scale.
     """
     wanted = {**DYNAMIC_ARGUMENTS, **arguments}
     first = wanted.pop("init_scale")
@@ -188,9 +188,9 @@ def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[st
 
 
 def require_one_scale() -> None:
-    """Refuse a GradScaler beside the settings ``fp16`` and ``bf16``.
+    """Refuse a GradScaler together with the settings ``fp16`` and ``bf16``.
 
-    It would find no gradients to divide: masters get theirs in the optimizer's step.
+    It would find no gradients to divide, because masters get theirs in the optimizer's step.
 
     Raises:
         SMPError: one of them is set.
@@ -205,7 +205,7 @@ def require_one_scale() -> None:
 
 
 def dynamic_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a dynamic loss scale, given by themselves or as one dict."""
+    """Return the arguments of a dynamic loss scale, given as keywords or as one dict."""
     arguments = dict(given)
     arguments.update(arguments.pop("dynamic_loss_args", None) or {})
     unknown = sorted(set(arguments) - set(DYNAMIC_ARGUMENTS))

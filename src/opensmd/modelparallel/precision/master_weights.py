@@ -1,7 +1,7 @@
-"""FP32 copies of parameters that have 16 bits: what the optimizer really trains.
+"""FP32 copies of 16-bit parameters, which the optimizer actually trains.
 
-A small update of a weight with 8 or 11 bits of mantissa is rounded away. So the optimizer has a copy with
-all bits of each such parameter in its groups, and every step ends with rounding the copies into the model::
+Rounding to 8 or 11 bits of mantissa would erase small updates. So the optimizer's groups contain a
+full-precision copy of each such parameter, and every step ends by rounding the copies into the model::
 
     model's gradient --- to FP32, times 1 / loss scale ---> master's gradient
                                                                  | optimizer
@@ -27,7 +27,8 @@ class MasterWeights:
     """The masters of an optimizer's parameters.
 
     Args:
-        numbers: of parameters in the whole optimizer, by identity; masters take over those of theirs.
+        numbers: of parameters in the whole optimizer, by identity; masters take over their parameters'
+            numbers.
     """
 
     def __init__(self, numbers: dict[int, int]) -> None:
@@ -35,7 +36,7 @@ class MasterWeights:
         self._pairs: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}  # by the master's identity
 
     def replace(self, group: dict[str, Any]) -> None:
-        """Put masters in the place of a parameter group's parameters of 16 bits."""
+        """Replace a parameter group's 16-bit parameters by masters."""
         for position, parameter in enumerate(group["params"]):
             if parameter.dtype in _HALF:
                 master = nn.Parameter(parameter.detach().float())
@@ -44,20 +45,20 @@ class MasterWeights:
                 group["params"][position] = master
 
     def number(self, master: nn.Parameter) -> int:
-        """The master's number in the whole optimizer, which is its parameter's."""
+        """Return a master's number in the whole optimizer, which is its parameter's."""
         return self._numbers[id(master)]
 
     def __iter__(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-        """The pairs of parameters and their masters."""
+        """Iterate over the pairs of parameters and their masters."""
         return iter(self._pairs.values())
 
     def parameter_of(self, trained: nn.Parameter) -> nn.Parameter:
-        """The model's parameter behind one of the optimizer's groups."""
+        """Return the model's parameter behind one in the optimizer's groups."""
         pair = self._pairs.get(id(trained))
         return trained if pair is None else pair[0]
 
     def take_gradients(self) -> None:
-        """Give every master its parameter's gradient in FP32, or none."""
+        """Give every master its parameter's gradient in FP32, or None."""
         for parameter, master in self:
             grad = parameter.grad
             if grad is None or master.grad is None or grad.is_sparse:
@@ -72,9 +73,9 @@ class MasterWeights:
                 parameter.copy_(master)
 
     def follow_model(self) -> None:
-        """Take over what the model was given from elsewhere.
+        """Adopt parameters that the model got from elsewhere.
 
-        A master that still rounds to its parameter stays: it knows more than the parameter.
+        A master that still rounds to its parameter stays, because it is more precise.
         """
         with torch.no_grad():
             for parameter, master in self:
@@ -82,14 +83,14 @@ class MasterWeights:
                 torch.where(changed, parameter.to(master.dtype), master, out=master)
 
     def reload(self) -> None:
-        """Make every master what its parameter is."""
+        """Set every master to its parameter."""
         with torch.no_grad():
             for parameter, master in self:
                 master.copy_(parameter)
 
 
 def dense_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradients' values on this rank, to be changed in place; of sparse ones those that are stored."""
+    """Return the gradients' values on this rank, to change in place; of sparse ones, the stored values."""
     dense = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:

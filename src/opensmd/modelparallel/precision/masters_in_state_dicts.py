@@ -1,7 +1,7 @@
-"""Where an optimizer's state dict has FP32 master weights and the loss scale; pure.
+"""Where an optimizer's state dict keeps FP32 master weights and the loss scale; pure.
 
-A master is an entry of its parameter's state, so it is gathered, merged and cut with the rest of it, and
-plain PyTorch's optimizers pass it over. The loss scale stands beside ``state`` and ``param_groups``.
+A master is an entry of its parameter's state, so it is gathered, merged and cut with the rest, and plain
+PyTorch's optimizers ignore it. The loss scale is next to ``state`` and ``param_groups``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SCALE = "loss_scale"
 
 
 def split_masters(given: Mapping[str, Any]) -> tuple[dict[int, Tensor], dict[str, Any]]:
-    """The masters of a full state dict by their numbers, and what an optimizer without them would have.
+    """Split a full state dict into the masters by number and what an optimizer without them would have.
 
-    A parameter whose state was its master alone has none: its optimizer has not made any step yet.
+    A parameter whose state was only its master has no state then: its optimizer has not stepped yet.
     """
     masters: dict[int, Tensor] = {}
     rest: dict[Any, Any] = {}

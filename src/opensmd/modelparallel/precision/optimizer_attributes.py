@@ -1,7 +1,7 @@
-"""What scripts read and call of an optimizer that may train in 16 bits, for one that trains in FP32.
+"""What scripts use on optimizers that may train in 16 bits, for those that train in FP32.
 
-They do so whether the settings ``fp16`` or ``bf16`` are on or not. Without them there is no loss scale, and
-the parameters are their own masters.
+They do so whether the settings ``fp16`` or ``bf16`` are on or not. Without these there is no loss scale, and
+parameters are their own masters.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["PrecisionAttributes", "require_norm"]
 
 
 class PrecisionAttributes(WrappedOptimizer):
-    """Mixed into every distributed optimizer."""
+    """Mixin of every distributed optimizer."""
 
     param_groups: list[dict[str, Any]]
-    _smp_layout: Layout | None = None  # of the parts, once the model has them
-    _smp_waiting: dict[str, Any] | None = None  # a state dict until there are masters to load it into
-    overflow = False  # whether the last step was skipped because gradients were infinite or no numbers
+    _smp_layout: Layout | None = None  # set when the model is partitioned
+    _smp_waiting: dict[str, Any] | None = None  # a state dict that waits for masters to load it into
+    overflow = False  # whether the last step was skipped because of infinite or NaN gradients
 
     @property
     def master_params(self) -> list[nn.Parameter]:
-        """What the optimizer trains on this rank: the FP32 copies of parameters that have 16 bits."""
+        """What the optimizer trains on this rank: the FP32 copies of 16-bit parameters."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @property
@@ -47,12 +47,12 @@ class PrecisionAttributes(WrappedOptimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What ``model.backward`` multiplies losses by."""
+        """The factor by which ``model.backward`` multiplies losses."""
         return self.loss_scaler.loss_scale
 
     @property
     def fp16_groups(self) -> list[list[nn.Parameter]]:
-        """The model's parameters of 16 bits on this rank that have masters, by parameter group."""
+        """The model's 16-bit parameters with masters on this rank, by parameter group."""
         return [[] for _ in self.param_groups]
 
     @property
@@ -66,9 +66,10 @@ class PrecisionAttributes(WrappedOptimizer):
         return [list(group["params"]) for group in self.param_groups]
 
     def backward(self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False) -> None:
-        """``model.backward(loss)``, for scripts that call it here; inside a step.
+        """Run ``model.backward(loss)``, for scripts that call it here; inside a step.
 
-        ``update_master_grads`` is accepted: gradients reach the masters when a whole batch's are complete.
+        ``update_master_grads`` is accepted and ignored: gradients reach the masters when a whole batch's are
+        complete.
 
         Raises:
             SMPError: there is no ``smp.DistributedModel``.
@@ -78,19 +79,19 @@ class PrecisionAttributes(WrappedOptimizer):
         state.model.backward(loss, retain_graph=retain_graph)
 
     def update_master_grads(self) -> None:
-        """Bring the gradients to the masters; ``clip_master_grads`` and ``step`` do so if it is due."""
+        """Copy the gradients to the masters; ``clip_master_grads`` and ``step`` do so if needed."""
 
     def init_master_params(self) -> None:
-        """Make the masters what the model's parameters are."""
+        """Set the masters to the model's parameters."""
 
     def reload_model_params(self) -> None:
-        """Make the masters what the model's parameters are, after these were changed by hand."""
+        """Set the masters to the model's parameters, after these were changed by hand."""
         self.init_master_params()
 
     def clip_master_grads(self, max_norm: float) -> float:
         """Clip the gradients of all partitions together to the 2-norm ``max_norm``; return their norm.
 
-        Called on all ranks of the replica. Without fp16 and bf16 the parameters are their own masters.
+        All ranks of the replica must call. Without fp16 and bf16, the parameters are their own masters.
 
         Returns:
             The norm before clipping; -1.0 after an overflow (fp16).
@@ -99,7 +100,7 @@ class PrecisionAttributes(WrappedOptimizer):
         return float(norm)
 
     def _smp_clip(self, max_norm: float, group: dist.ProcessGroup) -> Tensor:
-        """Clip as :meth:`clip_master_grads`; ``group`` are the ranks of the replica that call it."""
+        """Clip like :meth:`clip_master_grads`; ``group`` are the calling ranks of the replica."""
         trained = [master for master in self.master_params if master.grad is not None]
         grads = dense_gradients(trained)
         counts = [self._smp_counts_here(master) for master in trained]
@@ -115,51 +116,51 @@ class PrecisionAttributes(WrappedOptimizer):
         return norm
 
     def _smp_zero(self, parameters: Iterable[nn.Parameter], *, set_to_none: bool) -> None:
-        """As torch's ``zero_grad``, for parameters that the optimizer has others in the place of."""
+        """Zero gradients like torch's ``zero_grad``, for parameters that the optimizer has replaced."""
         for parameter in parameters:
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
             else:
                 if parameter.grad.grad_fn is not None:
-                    parameter.grad.detach_()  # not always: views of a reducer's buckets cannot be
+                    parameter.grad.detach_()  # views of a reducer's buckets cannot be detached
                 parameter.grad.zero_()
 
     @property
     def _smp_norm_group(self) -> dist.ProcessGroup | None:
-        """The ranks that have other slices of the gradients that are clipped."""
+        """The ranks with other slices of the gradients to be clipped."""
         return None
 
     def _smp_collect_gradients(self) -> None:
-        """Bring the gradients of shared-out parameters to what is trained of them."""
+        """Copy the gradients of split parameters to the slices that are trained."""
 
     def _smp_before_training(self) -> None:
-        """All gradients are there, and no infinity is among them."""
+        """Hook before training: all gradients are there and finite."""
 
     def _smp_lay_out(self, group: dict[str, Any]) -> None:
-        """A parameter group has got its masters."""
+        """Hook after a parameter group has received its masters."""
 
     def _smp_complete_model(self) -> None:
-        """Let other ranks know what has been trained here."""
+        """Send what has been trained here to other ranks."""
 
     def _smp_model_parameter(self, trained: nn.Parameter) -> nn.Parameter:
-        """The model's parameter of which the optimizer trains a slice."""
+        """Return the model's parameter of which the optimizer trains a slice."""
         return trained
 
     def _smp_own_part(self, number: int, whole: Tensor) -> Tensor:
-        """What is trained here of a tensor like parameter ``number``."""
+        """Return this rank's part of a tensor shaped like parameter ``number``."""
         return whole
 
     def _smp_whole(self, number: int, part: Tensor) -> Tensor:
-        """The whole tensor like parameter ``number``; called on all ranks that have parts."""
+        """Return the whole tensor shaped like parameter ``number``; all ranks with parts must call."""
         return part
 
 
 def require_norm(max_norm: object) -> None:
-    """Refuse what gradients cannot be clipped to.
+    """Refuse norms that gradients cannot be clipped to.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is negative or no number (NaN).
+        TypeError: it is not a number.
+        ValueError: it is negative or NaN.
     """
     if not isinstance(max_norm, (Real, Tensor)):
         raise TypeError(f"optimizer.clip_master_grads: max_norm must be a number, got {max_norm!r}")

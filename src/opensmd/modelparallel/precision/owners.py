@@ -1,7 +1,7 @@
-"""What ranks with parameters agree on when gradients are scaled: an overflow anywhere, and the scale itself.
+"""What ranks with parameters agree on when gradients are scaled: overflows, and the scale itself.
 
-Scripts skip ``optimizer.step()`` on a rank without parameters, so what a step exchanges stays between the
-others. The loss may be computed on such a rank: when a step begins, it learns the scale from them.
+Scripts skip ``optimizer.step()`` on a rank without parameters, so only the others communicate in it. But the
+loss may be computed on such a rank, so it learns the scale when a step starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def share_among_owners(worst: Tensor, *, name: str) -> None:
 
     Args:
         worst: one element; unchanged on a rank without parameters.
-        name: who needs it, for the error before ``smp.init``.
+        name: the caller, for the error before ``smp.init``.
     """
     group = state.require(name).groups.owners
     if group is not None and dist.get_world_size(group) > 1:
@@ -31,7 +31,7 @@ def share_among_owners(worst: Tensor, *, name: str) -> None:
 
 
 def from_owners(values: Tensor) -> Tensor:
-    """The ``values`` of a rank with parameters, if not all have some; called on all ranks of the replica."""
+    """Return ``values`` of a rank with parameters, unless all have some; all ranks of the replica call."""
     groups = state.groups
     if len(groups.owner_stages) == groups.size(CommGroup.PP_GROUP):
         return values
@@ -49,5 +49,5 @@ def share_over_replicas(worst: Tensor) -> None:
 
 
 def device_of(tensors: Sequence[Tensor]) -> torch.device:
-    """Where the tensors are; for a rank without any, the CPU."""
+    """Return the device of the tensors; the CPU if there are none."""
     return tensors[0].device if tensors else torch.device("cpu")

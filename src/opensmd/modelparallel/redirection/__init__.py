@@ -1,4 +1,4 @@
-"""Torch's own functions sent another way for a while: what the runtime, the dry run and optimizers redirect.
+"""Temporary redirection of torch's own functions, for the runtime, the dry run and optimizers.
 
 Begin with ``_torch_internals``, the only file. Imports no other folder of modelparallel; those import this.
 """

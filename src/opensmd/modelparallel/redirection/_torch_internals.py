@@ -1,15 +1,15 @@
-"""Functions and attributes of torch in whose place others stand for a while, where torch has no public way.
+"""Temporarily replacing functions and attributes of torch where it has no public way.
 
 - Functions of autograd, activation checkpoints and TorchScript functions do not pass through function modes.
-  They are replaced while a step runs, by versions that ask the microbatch of the calling thread, if any.
-  So is what ``functional_call`` puts other parameters into a module with.
-- Functions of torch.compile are run as they are written where the microbatch says so, as its compiler takes
-  the function mode of the thread for a part of the program.
-- A module's call is redirected by an attribute on the instance, again for the time of the step.
-- ``zero_grad`` of all optimizers asks first, while a step of several microbatches runs.
+  They are replaced during a step by versions that ask the microbatch of the calling thread, if any. So is the
+  function with which ``functional_call`` puts other parameters into a module.
+- Functions of torch.compile run uncompiled where the microbatch says so, because the compiler takes the
+  thread's function mode for a part of the program.
+- A module's call is redirected by an attribute on the instance, again during a step.
+- ``zero_grad`` of all optimizers asks first during a step with several microbatches.
 - A scheduler's wrapper of an optimizer's ``step`` is replaced by one that follows the optimizer's class.
 
-tests/unit/modelparallel/redirection/test_torch_internals.py fails when torch changes one of these places.
+tests/unit/modelparallel/redirection/test_torch_internals.py fails when torch changes any of these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
-# torch 2.14 has split the first off the second, which remains for callers outside torch and calls it.
+# torch 2.14 has split the first off the second, which remains for outside callers and calls the first.
 _CHECKPOINT_GENERATOR = next(
     name
     for name in (
@@ -56,7 +56,7 @@ def replaced_functions(
     script: Callable[[Function, Any, tuple[Any, ...], dict[str, Any]], Any],
     checkpoint: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
 ) -> contextlib.AbstractContextManager[None]:
-    """Send three functions of torch through the given ones, for the time of a context.
+    """Route three functions of torch through the given ones inside the context.
 
     Args:
         apply: for ``autograd.Function.apply``: (the original, the function class, args, kwargs).
@@ -68,7 +68,7 @@ def replaced_functions(
     plain_checkpoint: Function = getattr(torch_checkpoint, _CHECKPOINT_GENERATOR)
 
     def any_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        # a class method written in Python until torch 2.13, in C since 2.14
+        # a class method in Python until torch 2.13, in C since 2.14
         return apply(plain_apply.__get__(None, cls), cls, args, kwargs)
 
     def any_script(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,9 +102,9 @@ def other_parameters_through(
 
 
 def compiled_where(wanted: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
-    """For the time of a context, functions of torch.compile run as they are written unless ``wanted()``."""
+    """Run functions of torch.compile uncompiled inside the context, unless ``wanted()``."""
     compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if compiler is None:  # nothing has been compiled, and importing it takes seconds
+    if compiler is None:  # nothing has been compiled, and importing the compiler takes seconds
         return contextlib.nullcontext()
     plain = compiler._stance
     return _Replaced([(compiler, "_stance", _Stance(plain, wanted), plain)])
@@ -113,7 +113,7 @@ def compiled_where(wanted: Callable[[], bool]) -> contextlib.AbstractContextMana
 def replaced_calls(
     forwards: dict[nn.Module, Function], calls: dict[nn.Module, Function]
 ) -> contextlib.AbstractContextManager[None]:
-    """Other functions in the place of modules' ``forward``, and of their whole call with hooks, for a while.
+    """Temporarily replace modules' ``forward``, or their whole call including hooks.
 
     Args:
         forwards: what runs inside the modules' forward hooks.
@@ -144,11 +144,11 @@ def let_optimizers_ask(check: Callable[[torch.optim.Optimizer, str], None]) -> C
     torch has hooks for the first (subclasses write their own ``step``) and none for the second.
 
     Returns:
-        What ends it.
+        A function that undoes this.
     """
     plain_zero_grad = torch.optim.Optimizer.zero_grad
 
-    @functools.wraps(plain_zero_grad)  # scripts ask for its arguments
+    @functools.wraps(plain_zero_grad)  # scripts inspect its arguments
     def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         check(self, "optimizer.zero_grad")
         plain_zero_grad(self, *args, **kwargs)
@@ -164,12 +164,12 @@ def let_optimizers_ask(check: Callable[[torch.optim.Optimizer, str], None]) -> C
 
 
 def follow_class(optimizer: torch.optim.Optimizer) -> None:
-    """Let ``optimizer.step`` be that of the class which the object has got, also where a scheduler wraps it.
+    """Make ``optimizer.step`` that of the object's new class, even if a scheduler wraps it.
 
-    A learning-rate scheduler puts a wrapper of the ``step`` of that time into the object.
+    A learning-rate scheduler puts a wrapper of the current ``step`` into the object.
 
     Raises:
-        ValueError: somebody else has put a ``step`` into the object, which nobody can make another.
+        ValueError: something else has put a ``step`` into the object, which cannot be replaced.
     """
     own = optimizer.__dict__.get("step")
     if own is None:
@@ -180,7 +180,7 @@ def follow_class(optimizer: torch.optim.Optimizer) -> None:
             f"{own!r:.80}, which goes past the partitions. Call smp.DistributedOptimizer first, then replace "
             "its step"
         )
-    reference = weakref.ref(optimizer)  # as torch's wrapper: the object would refer to itself
+    reference = weakref.ref(optimizer)  # weak, as in torch's wrapper: the object would refer to itself
 
     @functools.wraps(own)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -192,10 +192,10 @@ def follow_class(optimizer: torch.optim.Optimizer) -> None:
 
 
 def replaced_total_norm(instead: Callable[..., Tensor]) -> Callable[[], None]:
-    """Let ``torch.nn.utils.clip_grad_norm_`` take norms by ``instead(original, gradients, order, ...)``.
+    """Make ``torch.nn.utils.clip_grad_norm_`` compute norms by ``instead(original, gradients, order, ...)``.
 
     Returns:
-        What makes it torch's own again.
+        A function that restores torch's own.
     """
     plain = clip_grad._get_total_norm
     clip_grad._get_total_norm = functools.partial(instead, plain)
@@ -207,11 +207,11 @@ def replaced_total_norm(instead: Callable[..., Tensor]) -> Callable[[], None]:
 
 
 class _Replaced:
-    """Other attributes for a while. A class, as every step needs three: contextlib would make generators.
+    """Temporarily replaced attributes; a class, because every step needs three, and generators are slower.
 
     Args:
-        attributes: of what (of an nn.Module its dict), the name, what is to be there, and what was; None if
-            nothing was.
+        attributes: the owner (its dict for an nn.Module), the name, the replacement, and the original; None
+            if there was none.
     """
 
     __slots__ = ("_attributes",)
@@ -238,7 +238,7 @@ def _put(where: Any, name: str, value: Any) -> None:
 
 
 class _Stance:
-    """What ``torch.compiler.set_stance`` has set, or not to compile."""
+    """The stance of ``torch.compiler.set_stance``, or not to compile."""
 
     def __init__(self, plain: Any, wanted: Callable[[], bool]) -> None:
         self._plain, self._wanted = plain, wanted

@@ -1,7 +1,7 @@
-"""Another plan for a model that runs: its parts move between two steps, with gradients and optimizer state.
+"""Switching a running model to another plan: its parts move between two steps, with all training state.
 
-One parameter or buffer after the other goes from the rank that has it to all, of which the one keeps it that
-shall have it; so no rank needs memory for more than one at a time beyond what it keeps.
+Parameters and buffers are broadcast one by one, and each rank keeps its own. So no rank needs memory for more
+than one of them at a time beyond what it keeps.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _DATA, _GRADIENT = "data", "gradient"
 
 
 def replan(model: ModelState, engine: Engine, plan: Plan) -> bool:
-    """Let a model go on by another plan; between steps, on all ranks.
+    """Switch a model to another plan; between steps, on all ranks.
 
     Returns:
-        Whether its parts have moved, so that it needs other replicas; where they cannot, the log says why.
+        Whether parts have moved, so that the model needs new replicas; if they cannot, the log says why.
     """
     before, module, group = engine.plan, model.get_module(), state.groups[CommGroup.PP_GROUP]
     replicas = engine.reducer if isinstance(engine.reducer, Replicas) else None
@@ -61,7 +61,7 @@ def replan(model: ModelState, engine: Engine, plan: Plan) -> bool:
 
 
 def _obstacle(module: nn.Module, plan: Plan, group: dist.ProcessGroup) -> str | None:
-    """Why the parts of a model cannot move, to be put into a sentence; the same on all ranks of ``group``."""
+    """Return why the parts of a model cannot move, as a clause; the same on all ranks of ``group``."""
     if not state.optimizers:
         return "the script has no smp.DistributedOptimizer, and state of other optimizers cannot be moved"
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -80,7 +80,7 @@ def _obstacle(module: nn.Module, plan: Plan, group: dist.ProcessGroup) -> str | 
 
 
 def _move_tensors(module: nn.Module, before: Plan, after: Plan, group: dist.ProcessGroup) -> None:
-    """Send what lives elsewhere by ``after``; collective over ``group``, the pipeline's ranks.
+    """Send what lives elsewhere according to ``after``; all ranks of ``group``, the pipeline's, must call.
 
     What has left keeps its memory until the engine follows the new plan.
     """
@@ -101,7 +101,7 @@ def _move_tensors(module: nn.Module, before: Plan, after: Plan, group: dist.Proc
 def _of_parameter(
     parameter: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[tuple[tuple[int, Any], Any]]:
-    """All that must move with a parameter, by the optimizer's number and the state's key."""
+    """Return all that must move with a parameter, by optimizer number and state key."""
     yield (-1, _DATA), parameter
     yield from training_state(parameter, optimizers)
 
@@ -109,7 +109,7 @@ def _of_parameter(
 def training_state(
     parameter: nn.Parameter, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[tuple[tuple[int, Any], Any]]:
-    """Of what belongs to a parameter all but its data: its gradient, and what optimizers keep of it."""
+    """Describe all that belongs to a parameter except its data: its gradient and optimizer state."""
     if parameter.grad is not None:
         yield (-1, _GRADIENT), parameter.grad
     for number, optimizer in enumerate(optimizers):
@@ -132,7 +132,7 @@ def keep_training_state(
     come: Mapping[tuple[int, Any], Any],
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> None:
-    """Give a parameter what :func:`training_state` has said of it elsewhere."""
+    """Give a parameter what :func:`training_state` described on another rank."""
     if (-1, _GRADIENT) in come:
         parameter.grad = laid_out_as(parameter, come[-1, _GRADIENT])
     for (number, key), value in come.items():
@@ -142,7 +142,7 @@ def keep_training_state(
 
 
 def _move_buffers(module: nn.Module, before: Plan, after: Plan, group: dist.ProcessGroup) -> None:
-    """Buffers go with their modules; those of modules that are now split come to all ranks."""
+    """Move buffers with their modules; those of modules that are now split go to all ranks."""
     was_split, is_split = before.split(), after.split()
     me = dist.get_rank(group)
     for name, buffer in module.named_buffers():

@@ -1,4 +1,4 @@
-"""After the first two steps: what the stages have taken, against what the plan said they would."""
+"""After the first two steps: comparing the times of the stages with the planned ones."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ STEPS = 2
 
 
 class PlanCheck:
-    """Looks at the first steps that have backwards; called on all ranks alike.
+    """Looks at the first steps that have backwards; all ranks must call its methods alike.
 
     Args:
-        first: the plan; on the rank that made it also how.
-        engine: that follows it.
+        first: the plan, and on the rank that made it also how.
+        engine: follows the plan.
         cfg: the settings.
         groups: of this rank.
     """
@@ -53,17 +53,17 @@ class PlanCheck:
         self._steps = 0
 
     def step_has_ended(self) -> None:
-        """Take down a step that had backwards."""
+        """Record a step that had backwards."""
         if self._steps < STEPS:
             self._steps += 1
             if self._engine.tells_times:
                 self._times += self._engine.times_of_microbatches()
 
     def before_step(self) -> Plan | None:
-        """Compare as soon as the steps have been seen; where all ranks are known to go on.
+        """Compare once the steps have been seen, where all ranks are known to continue.
 
         Returns:
-            The plan to follow from now on, if that is asked for and another one is better.
+            The plan to follow from now on, if replanning is on and another plan is better.
         """
         if self._over or self._steps < STEPS:
             return None
@@ -98,7 +98,7 @@ class PlanCheck:
         return everyone
 
     def _compared(self, measured: Sequence[StageTimes]) -> BetterPlan | None:
-        """What the times of all stages say; on the rank that made the plan, which says it."""
+        """Compare the times of all stages, on the rank that made the plan, and log the result."""
         trace, make = self._first.trace, self._first.make
         if trace is None or make is None:
             return None
@@ -112,7 +112,7 @@ class PlanCheck:
 
 
 def _usual(times: Sequence[StageTimes]) -> StageTimes:
-    """What a microbatch takes when the machine has no other work: the quickest quarter takes no longer."""
+    """Return a microbatch's time on an otherwise idle machine: the longest of the quickest quarter."""
     weights = [each.weights for each in times if each.weights is not None]
     return StageTimes(
         _quarter([each.forward for each in times]),

@@ -27,11 +27,11 @@ __all__ = [
 
 
 class NotForDDP:
-    """Mixed into a module that torch's DistributedDataParallel must not wrap: its constructor then fails."""
+    """Mixin for a module that torch's DistributedDataParallel must not wrap; its constructor then fails."""
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
-        # the first thing that the constructor asks of every module
+        # the first method that the constructor calls on every module
         raise SMPError(
             f"a {type(self).__name__} was given to DistributedDataParallel, which would mistake the "
             "partitions for replicas: leave it out, as the setting ddp=True averages gradients by itself"
@@ -39,10 +39,10 @@ class NotForDDP:
 
 
 def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
-    """What DDP does before a forward: join notice, new buckets, buffers. ``reduce=False`` is its no_sync.
+    """Do what DDP does before a forward: join notice, new buckets, buffers. ``reduce=False`` is its no_sync.
 
-    Unlike DDP, which leaves buffers alone after a no_sync, except within ``join``, whose replicas that have
-    ended do as DDP does.
+    Unlike DDP, it sends buffers even after a no_sync, except within ``join``, whose finished replicas behave
+    like DDP.
     """
     ddp.require_backward_grad_sync = reduce
     if not is_joining(ddp):
@@ -51,10 +51,10 @@ def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
 
 
 def begin_again(ddp: DistributedDataParallel) -> None:
-    """Let another backward of the same step be armed.
+    """Prepare for arming another backward of the same step.
 
-    Buffers stay as they are, because this backward may need what they were; only within ``join``, where
-    replicas that have ended send them with every backward, are they sent.
+    Buffers are not sent, because this backward may need their old values, except within ``join``, where
+    finished replicas send them with every backward.
     """
     sends_buffers = ddp.require_forward_param_sync
     ddp.require_forward_param_sync = sends_buffers and ddp._join_config.enable
@@ -63,12 +63,12 @@ def begin_again(ddp: DistributedDataParallel) -> None:
 
 
 def arm(ddp: DistributedDataParallel, roots: Sequence[Tensor]) -> None:
-    """What DDP does after a forward that returned ``roots``: from now on every gradient counts."""
+    """Do what DDP does after a forward that returned ``roots``; from now on every gradient counts."""
     ddp._post_forward(list(roots))  # type: ignore[no-untyped-call]
 
 
 def has_finished(ddp: DistributedDataParallel) -> bool:
-    """Whether all gradients that the armed backward was to bring have come."""
+    """Whether all gradients of the armed backward have arrived."""
     try:
         ddp.reducer._check_reducer_finalized()
     except RuntimeError as error:
@@ -79,22 +79,22 @@ def has_finished(ddp: DistributedDataParallel) -> bool:
 
 
 def is_joining(ddp: DistributedDataParallel) -> bool:
-    """Whether it is within its ``join``."""
+    """Whether DDP is within its ``join``."""
     return bool(ddp._join_config.enable)
 
 
 def dismantle(ddp: DistributedDataParallel) -> None:
-    """Take the reducer's hooks off the parameters: nothing counts any more.
+    """Remove the reducer's hooks from the parameters, so that nothing counts any more.
 
-    The hooks go with the reducer itself, which DDP and its logger alone hold.
+    The hooks go with the reducer itself, which only DDP and its logger hold.
     """
     del ddp.reducer, ddp.logger
 
 
 @contextlib.contextmanager
 def ignoring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Let a DistributedDataParallel that is built inside leave ``names`` of ``module`` alone."""
-    # in one place torch joins the module's and the parameter's name with a dot even at the root
+    """Make a DistributedDataParallel that is built inside ignore ``names`` of ``module``."""
+    # in one place, torch joins the names of module and parameter with a dot even at the root
     everywhere = [*names, *(f".{name}" for name in names if "." not in name)]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
         module, everywhere

@@ -1,4 +1,4 @@
-"""How many backwards a step has had, and which may be its last: the one that replicas reduce gradients in."""
+"""Counting a step's backwards to find the one that may be its last, in which replicas reduce gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Backwards:
         self._counts = [0] * microbatches
 
     def add(self, microbatch: int) -> None:
-        """A backward of ``microbatch`` begins."""
+        """Note the start of a backward of ``microbatch``."""
         self._counts[microbatch] += 1
 
     @property
@@ -26,9 +26,9 @@ class Backwards:
         return sum(self._counts)
 
     def may_be_last(self, microbatch: int) -> bool:
-        """Whether the one that has begun may be the last of the step.
+        """Whether the current backward may be the last of the step.
 
-        That is the last of the last microbatch, if all have equally many, and any after it; with one
+        That is the last one of the last microbatch, if all have equally many, and any after it; with one
         microbatch, each.
         """
         last = len(self._counts) - 1

@@ -1,9 +1,9 @@
 """Data parallelism over the replicas of a pipeline stage, through torch's own reducer.
 
 torch's ``DistributedDataParallel`` is built around the user's whole module and told to ignore what lives on
-other stages. Its ``forward`` is never called: the engine runs the microbatches, and says when a step and when
-the last backward begin. From then on the reducer counts gradients and sends each bucket as it fills, so the
-reduction overlaps with that backward::
+other stages. Its ``forward`` is never called: the engine runs the microbatches, and announces the start of a
+step and of its last backward. In the last backward, the reducer counts gradients and sends each bucket as it
+fills, so the reduction overlaps with that backward::
 
     before_step        buffers from the first replica; nothing else is sent
     microbatch 0..m-2  gradients add up where they are
@@ -14,7 +14,7 @@ reduction overlaps with that backward::
 An exception anywhere in between leads to ``abandon_step`` instead of ``after_step``.
 
 The arguments are those documented for ``smp.DistributedModel``;
-tests/ranks/replicas/test_hybrid.py checks what they promise.
+tests/ranks/replicas/test_hybrid.py checks them.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ MEBIBYTE = 1 << 20
 class Replicas:
     """The replicas of this rank's stage.
 
-    Construction broadcasts the local parameters and buffers from the group's first rank (the broadcast that
-    ``smp.DistributedModel`` defers to the first step).
+    The constructor broadcasts the local parameters and buffers from the group's first rank.
+    ``smp.DistributedModel`` defers that to the first step.
 
     Args:
-        module: the user's whole module, after placing.
-        is_local: whether the parameter or buffer with this full name lives on this rank.
-        group: the ranks that have the same stage.
+        module: the user's whole module, already placed.
+        is_local: whether the parameter or buffer of this full name lives on this rank.
+        group: the ranks with the same stage.
         bucket_cap_mb: bucket size in MiB.
-        broadcast_buffers: send the first replica's buffers to the others at the beginning of every step.
+        broadcast_buffers: send the first replica's buffers to the others at the start of every step.
         gradient_as_bucket_view: let gradients be views of the buckets.
         find_unused_parameters: look for parameters that the last backward does not reach.
         overlapping_allreduce: send buckets during the last backward; otherwise all gradients after the step.
         backward_passes_per_step: how many steps' gradients add up before they are reduced.
-        equal: broadcast, as said above; False where the replicas are equal already.
-        comm_hooks: ``(state, hook)`` pairs that were registered before there was a partition.
+        equal: broadcast, as described above; False if the replicas are already equal.
+        comm_hooks: ``(state, hook)`` pairs that were registered before partitioning.
 
     Raises:
         ValueError: a comm hook without ``overlapping_allreduce``, or ``backward_passes_per_step`` below 1.
@@ -117,10 +117,10 @@ class Replicas:
             self.register_comm_hook(state, hook)
 
     def before_step(self) -> None:
-        """Begin a step: synchronise buffers and decide whether its gradients are reduced.
+        """Start a step: synchronise buffers and decide whether its gradients are reduced.
 
         Raises:
-            RuntimeError: parameters were frozen or freed within :meth:`join`.
+            RuntimeError: parameters were frozen or unfrozen within :meth:`join`.
         """
         if self._inside:
             raise RuntimeError("a step began before the previous one had ended")
@@ -136,11 +136,13 @@ class Replicas:
     def before_last_backward(self, roots: Sequence[Tensor]) -> None:
         """Arm the reducer. From here to the end of the backward of ``roots`` no other backward may run.
 
-        Nobody can know which of a single microbatch's backwards will be the last, so each is announced. The
-        sum of gradients is averaged anew with each, which changes nothing in those that are averaged already.
+        With a single microbatch, nobody can know which of its backwards will be the last, so each is
+        announced. Each averages the sum of gradients again, which does not change those that are already
+        averaged.
 
         Args:
-            roots: everything the last backward on this rank begins from, tokens of sent tensors included.
+            roots: everything that the last backward on this rank starts from, including tokens of sent
+                tensors.
         """
         if self._ddp is not None and self.overlapping:
             if self._announced:
@@ -149,19 +151,19 @@ class Replicas:
             arm(self._ddp, roots)
 
     def after_backward(self) -> None:
-        """A backward has returned: if it was the announced one, the gradients have been reduced.
+        """Note that a backward has returned; if it was the announced one, the gradients have been reduced.
 
-        An exception that comes later in the step leaves torch's reducer as it is, on this replica as on the
-        others, which may not have met with it.
+        An exception later in the step leaves torch's reducer as it is, on this replica as on the others,
+        which may not have met it.
         """
         self._armed = False
 
     def abandon_step(self) -> None:
-        """End a step that an exception has ended; it does not count as one of ``backward_passes_per_step``.
+        """Clean up after a step that raised; it does not count towards ``backward_passes_per_step``.
 
-        Sends nothing, so it may be called on one replica alone. If the exception came in the last backward,
-        torch's reducer still waits for that backward's gradients, and is replaced by a new one. Replicas
-        train on together only if the same exception has ended the step on all of them; otherwise the others
+        This sends nothing, so it may be called on one replica alone. If the exception came in the last
+        backward, torch's reducer still waits for that backward's gradients, and is replaced. Replicas can
+        continue together only if the same exception has ended the step on all of them; otherwise the others
         wait for this one's gradients until the group's timeout. Not within :meth:`join`.
         """
         self._inside = False
@@ -173,8 +175,8 @@ class Replicas:
         """End a step; without overlap, reduce the gradients now.
 
         Raises:
-            RuntimeError: backwards ran, but the last microbatch did not announce its own, or it did not reach
-                all parameters.
+            RuntimeError: backwards ran, but the last microbatch did not announce its own, or that did not
+                reach all parameters.
         """
         self._inside = self._armed = False
         if not backward_ran:
@@ -184,7 +186,7 @@ class Replicas:
         self._passes += 1
 
     def close(self) -> None:
-        """Reduce nothing any more, so that other replicas may take its place; between steps."""
+        """Stop reducing, so that other replicas can take over; called between steps."""
         if self._ddp is not None:
             dismantle(self._ddp)
             self._ddp = None
@@ -195,12 +197,12 @@ class Replicas:
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> contextlib.AbstractContextManager[Any]:
-        """torch's ``DistributedDataParallel.join``: replicas may have different numbers of steps.
+        """Let replicas run different numbers of steps, like torch's ``DistributedDataParallel.join``.
 
         All stages of a replica must leave it after the same number of steps.
 
         Raises:
-            RuntimeError: ``overlapping_allreduce`` is off, so no reducer's calls can be matched.
+            RuntimeError: ``overlapping_allreduce`` is off, so there are no reducer calls to match.
         """
         if not self.overlapping and enable:
             raise RuntimeError("model.join() needs overlapping_allreduce=True")
@@ -229,7 +231,7 @@ class Replicas:
 
     @property
     def _parameters(self) -> list[nn.Parameter]:
-        """The parameters whose gradients are reduced."""
+        """Return the parameters whose gradients are reduced."""
         return [parameter for parameter, trained in zip(self._local, self._trained, strict=True) if trained]
 
     def _without_gradient(self) -> str:
@@ -241,14 +243,14 @@ class Replicas:
         return f" ({len(names)} have no gradient: {', '.join(names[:3])})" if names else ""
 
     def _follow_requires_grad(self) -> None:
-        """Reduce what is trained from now on: torch's reducer knows what was trained when it was made."""
+        """Adapt to changes of ``requires_grad``, which torch's reducer reads only when it is created."""
         if self._ddp is not None and is_joining(self._ddp):
             raise RuntimeError(
                 "requires_grad of parameters changed within join(): the replicas that have ended would not "
                 "follow. Freeze and unfreeze parameters before or after it"
             )
         if self._ddp is not None and self._passes % self.backward_passes_per_step:
-            self._reduce_now()  # earlier passes' gradients: no reducer will know a frozen parameter
+            self._reduce_now()  # earlier passes' gradients: no reducer will handle a frozen parameter
         self._trained = [parameter.requires_grad for parameter in self._local]
         self._replace_ddp()
 
@@ -261,8 +263,8 @@ class Replicas:
                 self._ddp.register_comm_hook(state, hook)
 
     def _make_ddp(self, *, first: bool) -> DistributedDataParallel:
-        """torch's reducer for what lives here; the ``first`` one makes all replicas equal."""
-        # Those made of others it could not send, and does not need where they are not trained.
+        """Create torch's reducer for what lives here; the ``first`` one makes all replicas equal."""
+        # It cannot send composite parameters, and need not if they are not trained.
         composite = {
             name: tensor
             for name, tensor in _tensors(self._module)
@@ -275,7 +277,7 @@ class Replicas:
             return DistributedDataParallel(self._module, init_sync=first, **self._ddp_options)
 
     def _send_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcast what this stage has but no reducer looks after."""
+        """Broadcast what this stage has but no reducer handles."""
         local = {
             id(buffer_or_parameter)
             for name, buffer_or_parameter in _tensors(self._module)
@@ -287,7 +289,7 @@ class Replicas:
                     dist.broadcast(part.detach(), group=self.group, group_src=0)
 
     def _finish_reduction(self, ddp: DistributedDataParallel) -> None:
-        """Reduce what the step's last backward has not; it must have been one that could."""
+        """Reduce what the step's last backward has not; raise if there was no complete announced one."""
         if not self.overlapping:
             self._reduce_now()
         elif not self._announced and ddp.find_unused_parameters:
@@ -309,7 +311,7 @@ class Replicas:
             )
 
     def _reduce_without_backward(self, ddp: DistributedDataParallel) -> None:
-        """Reduce what earlier microbatches brought; the last one's backward has not reached this stage.
+        """Reduce the gradients of earlier microbatches if the last one's backward has not reached this stage.
 
         It may have reached the same stage of other replicas, so the reducer itself must take part.
         """
@@ -318,9 +320,9 @@ class Replicas:
         torch.autograd.backward(nothing)
 
     def _reduce_now(self) -> None:
-        """Average all gradients; one that only some replicas have counts as zero in the others."""
+        """Average all gradients; a gradient that only some replicas have counts as zero in the others."""
         found = [parameter.grad is not None for parameter in self._parameters]
-        # Where the group carries the CPU's tensors, so that nothing waits for a GPU.
+        # On the CPU if the group carries its tensors, so that nothing waits for a GPU.
         have = torch.tensor(found, dtype=torch.uint8, device=control_device(self.group))
         dist.all_reduce(have, op=dist.ReduceOp.MAX, group=self.group)
         gradients = []
@@ -338,7 +340,7 @@ class Replicas:
 
 
 class _Nothing(torch.autograd.Function):
-    """Reaches a parameter in backward and leaves its gradient as it is, even if that is None."""
+    """Reaches a parameter in backward without changing its gradient, even if that is None."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:

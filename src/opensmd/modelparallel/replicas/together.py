@@ -1,7 +1,8 @@
-"""Several reducers of one model, each for parameters that other ranks have, as one.
+"""Several reducers of one model, for parameters replicated on different ranks, combined into one.
 
-With tensor parallelism a stage's parameters have replicas on two sets of ranks: what is not distributed is on
-all ranks of the data-parallel group, distributed modules only on those with the same place in their groups.
+With tensor parallelism, a stage's parameters have replicas on two sets of ranks: undistributed modules are on
+all ranks of the data-parallel group, distributed modules only on those with the same position in their
+groups.
 """
 
 from __future__ import annotations
@@ -19,45 +20,45 @@ __all__ = ["ReplicasTogether", "refuse_common_hook"]
 
 
 class ReplicasTogether:
-    """Tells each reducer everything; in the same order on all ranks.
+    """Passes every call to all reducers, in the same order on all ranks.
 
     Args:
-        members: of parameters that do not overlap.
+        members: reducers of disjoint parameters.
     """
 
     def __init__(self, members: Sequence[Replicas]) -> None:
         self._members = members
 
     def before_step(self) -> None:
-        """As :meth:`Replicas.before_step`."""
+        """See :meth:`Replicas.before_step`."""
         for member in self._members:
             member.before_step()
 
     def before_last_backward(self, roots: Sequence[Tensor]) -> None:
-        """As :meth:`Replicas.before_last_backward`."""
+        """See :meth:`Replicas.before_last_backward`."""
         for member in self._members:
             member.before_last_backward(roots)
 
     def after_backward(self) -> None:
-        """As :meth:`Replicas.after_backward`."""
+        """See :meth:`Replicas.after_backward`."""
         for member in self._members:
             member.after_backward()
 
     def abandon_step(self) -> None:
-        """As :meth:`Replicas.abandon_step`."""
+        """See :meth:`Replicas.abandon_step`."""
         for member in self._members:
             member.abandon_step()
 
     def after_step(self, *, backward_ran: bool) -> None:
-        """As :meth:`Replicas.after_step`."""
+        """See :meth:`Replicas.after_step`."""
         for member in self._members:
             member.after_step(backward_ran=backward_ran)
 
     def join(self, *options: bool) -> contextlib.AbstractContextManager[Any]:
-        """As :meth:`Replicas.join`, for one reducer.
+        """See :meth:`Replicas.join`; for a single reducer.
 
         Raises:
-            RuntimeError: there are several: ranks that share tensors need equally many steps.
+            RuntimeError: there are several, because ranks that share tensors need equally many steps.
         """
         if len(self._members) == 1:
             return self._members[0].join(*options)
@@ -67,10 +68,10 @@ class ReplicasTogether:
         )
 
     def register_comm_hook(self, state: object, hook: CommHook) -> None:
-        """As :meth:`Replicas.register_comm_hook`, for one reducer.
+        """See :meth:`Replicas.register_comm_hook`; for a single reducer.
 
         Raises:
-            SMPUnsupportedError: there are several, and a hook is not told over which ranks to average.
+            SMPUnsupportedError: there are several, and a hook cannot know over which ranks to average.
         """
         if len(self._members) > 1:
             refuse_common_hook()
@@ -78,7 +79,7 @@ class ReplicasTogether:
 
 
 def refuse_common_hook() -> NoReturn:
-    """Say why there is none for several reducers.
+    """Refuse a comm hook for several reducers.
 
     Raises:
         SMPUnsupportedError: always.

@@ -25,12 +25,12 @@ __all__ = [
 
 
 def local_part(tensor: DTensor) -> Tensor:
-    """This rank's part: the memory itself."""
+    """Return this rank's part itself, not a copy."""
     return tensor._local_tensor
 
 
 def by_hand(module: FSDPModule) -> None:
-    """Let calls of ``module`` go by: it is gathered and reduced by hand from now on."""
+    """Disable the hooks on calls of ``module``, which is gathered and reduced by hand from now on."""
     state = module._get_fsdp_state()
     state._pre_forward_hook_handle.remove()
     state._post_forward_hook_handle.remove()
@@ -38,12 +38,12 @@ def by_hand(module: FSDPModule) -> None:
 
 
 def gradients_found(module: FSDPModule) -> list[tuple[nn.Parameter, bool]]:
-    """The sharded parameters of a unit, and whether each has a gradient that is still to be reduced."""
+    """Return the sharded parameters of a unit, and whether each has an unreduced gradient."""
     return [(each.sharded_param, _gradient(each) is not None) for each in _parameters(module)]
 
 
 def make_memory(units: Sequence[FSDPModule]) -> None:
-    """Gather parameters once outside of inference mode: no later step could train with what is made in it.
+    """Gather parameters once outside inference mode, because no step could train with memory created in it.
 
     Args:
         units: the root last.
@@ -58,10 +58,10 @@ def make_memory(units: Sequence[FSDPModule]) -> None:
 
 
 def zeros_where(module: FSDPModule, wanted: Mapping[int, bool]) -> None:
-    """Give gathered parameters without a gradient zeros, where other ranks have one.
+    """Give zero gradients to gathered parameters without one, if other ranks have one.
 
     Args:
-        wanted: by the identity of the sharded parameter.
+        wanted: ids of sharded parameters.
     """
     for each in _parameters(module):
         if wanted[id(each.sharded_param)] and _gradient(each) is None:
@@ -69,17 +69,17 @@ def zeros_where(module: FSDPModule, wanted: Mapping[int, bool]) -> None:
 
 
 def drop_gradients(module: FSDPModule) -> None:
-    """Forget gradients that have not been reduced."""
+    """Drop unreduced gradients."""
     for each in _parameters(module):
         if hasattr(each, "_unsharded_param"):
             each._unsharded_param.grad = None
-        # Since torch 2.15 it is the gradient above, and cannot be set.
+        # Since torch 2.15 this is the gradient above, and cannot be set.
         if each.unsharded_accumulated_grad is not None:
             each.unsharded_accumulated_grad = None
 
 
 def reduce_now(module: FSDPModule) -> None:
-    """Reduce what gradients have added up in this unit, and release its gathered parameters."""
+    """Reduce this unit's accumulated gradients, and release its gathered parameters."""
     state = module._get_fsdp_state()
     for group in state._fsdp_param_groups:
         group.post_backward()

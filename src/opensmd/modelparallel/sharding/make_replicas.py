@@ -1,4 +1,4 @@
-"""What averages the gradients of a model: over other ranks for each kind of parameter."""
+"""Creating what averages a model's gradients, over different ranks for each kind of parameter."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["make_replicas"]
 def make_replicas(
     model: ModelState, sharded: ShardedParameters | None, options: Mapping[str, Any]
 ) -> Replicas | ReplicasTogether:
-    """The replicas of a placed model; called on all ranks.
+    """Return the replicas of a placed model; all ranks must call.
 
-    Distributed modules have them on fewer ranks than all others; sharded parameters are reduced apart.
+    Distributed modules have replicas on fewer ranks than others; sharded parameters are reduced separately.
 
     Args:
-        sharded: the parameters of which ranks have parts.
-        options: of :class:`Replicas`.
+        sharded: the parameters that are split over ranks.
+        options: those of :class:`Replicas`.
 
     Raises:
         SMPUnsupportedError: comm hooks for sharded parameters, or for distributed modules with replicas.

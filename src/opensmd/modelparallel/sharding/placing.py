@@ -1,4 +1,4 @@
-"""What ``smp.DistributedModel`` shards and over which ranks: from settings, the plan and the rank grid."""
+"""What ``smp.DistributedModel`` shards and over which ranks, given settings, plan and rank grid."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["shard_at_wrapping", "shard_parameters"]
 
 
 def shard_at_wrapping() -> bool:
-    """Whether parameters are cut when a model is wrapped, as it needs no partitions."""
+    """Whether parameters are cut when a model is wrapped, because it needs no partitions."""
     return state.cfg.shards_parameters and state.cfg.pipeline_parallel_degree == 1
 
 
 def shard_parameters(model: ModelState, plan: Plan) -> ShardedParameters:
-    """Give this rank its part of every parameter that lives on its stage; called on all ranks.
+    """Give this rank its part of every parameter on its stage; all ranks must call.
 
-    With distributed modules only what belongs to them is cut, by the ranks that have the same slices.
+    With distributed modules, only their parameters are cut, over the ranks with the same slices.
     """
     module, cfg = model.get_module(), state.cfg
     stage = state.groups.rank_in(CommGroup.PP_GROUP)
@@ -64,7 +64,7 @@ def shard_parameters(model: ModelState, plan: Plan) -> ShardedParameters:
 
 
 def _make_equal(model: ModelState, parameters: list[nn.Parameter]) -> None:
-    """Give parameters that are about to be cut the first rank's values, of all that have the same."""
+    """Give parameters that are about to be cut the values of the first of the ranks that share them."""
     names = {id(each): name for name, each in model.get_module().named_parameters()}
     common = [each for each in parameters if model.is_common_part(names[id(each)])]
     made_equal(common, state.groups[CommGroup.TP_GROUP])
@@ -72,7 +72,7 @@ def _make_equal(model: ModelState, parameters: list[nn.Parameter]) -> None:
 
 
 def _mesh(device: str) -> DeviceMesh:
-    """The ranks that share out parameters; with copies of these groups, in a second dimension."""
+    """Return the mesh of ranks that split parameters; copies of these groups are a second dimension."""
     degree, replicas = state.cfg.sharded_data_parallel_degree, state.groups[CommGroup.RDP_GROUP]
     if degree == dist.get_world_size(replicas):
         return DeviceMesh.from_group(replicas, device)

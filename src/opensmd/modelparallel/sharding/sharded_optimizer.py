@@ -1,10 +1,10 @@
-"""What ``smp.DistributedOptimizer`` does where replicas share out its state.
+"""What ``smp.DistributedOptimizer`` does if replicas split its state.
 
-From the moment on that places the parameters, the groups have a slice of each parameter, in the parameter's
-own memory. The optimizer keeps state for the slices alone::
+Once the parameters are placed, the groups contain a slice of each parameter, in the parameter's own memory.
+The optimizer keeps state only for the slices::
 
     smp.step         gradients, averaged over the replicas
-    optimizer.step   trains this rank's slices; then the replicas send each other theirs, unless the
+    optimizer.step   trains this rank's slices; then replicas exchange theirs, unless the
                      parameters themselves are sharded
     state_dict       whole again, from the slices of all
 """
@@ -36,12 +36,12 @@ from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["SHARD", "ShardedMethods", "require_elementwise"]
 
-SHARD = "_smp_shard"  # in a state dict of slices: which part of how many
+SHARD = "_smp_shard"  # in a state dict of slices: the number of this part, and of parts
 
-# What they keep of a parameter as a whole; all else is for each element, also of a parameter without axes.
+# State per parameter; all other state is per element, even for 0-dimensional parameters.
 _OF_WHOLE_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
 
-# They treat every element of a parameter by itself, so that a slice is trained as in the whole.
+# These treat every element separately, so a slice is trained as in the whole parameter.
 _ELEMENTWISE = (
     "SGD",
     "Adam",
@@ -59,10 +59,10 @@ _ELEMENTWISE = (
 
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that may look at parameters as a whole.
+    """Refuse an optimizer that may treat parameters as a whole.
 
     Raises:
-        ValueError: it is none of those that are known not to.
+        ValueError: it is not known to be elementwise.
     """
     kind = type(optimizer)
     known = kind.__module__.startswith(("torch.optim.", "opensmd.optim.")) and kind.__name__ in _ELEMENTWISE
@@ -76,7 +76,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
 
 def setting() -> tuple[str, str]:
-    """The setting that shares out the optimizer's state, and the value that does not."""
+    """Return the setting that splits the optimizer's state, and the value that turns it off."""
     if state.cfg.shards_parameters:
         return "sharded_data_parallel_degree", "1"
     return "shard_optimizer_state", "False"
@@ -86,7 +86,7 @@ class _Slices(dict[int, TrainedSlice]):
     """This rank's slices, by the numbers of their parameters.
 
     Args:
-        numbers: of parameters in the whole optimizer, by identity; slices are added with theirs.
+        numbers: of parameters in the whole optimizer, by id; slices are added with their parameters' numbers.
     """
 
     def __init__(self, numbers: dict[int, int]) -> None:
@@ -94,27 +94,27 @@ class _Slices(dict[int, TrainedSlice]):
         self.numbers = numbers
 
     def add(self, trained: TrainedSlice) -> None:
-        """A slice stands in the place of its parameter."""
+        """Note a slice that replaces its parameter."""
         self[trained.number] = trained
         self.numbers[id(trained.own)] = trained.number
 
 
 class ShardedMethods(PrecisionAttributes):
-    """Mixed in front of a distributed optimizer's own class."""
+    """A mixin that precedes a distributed optimizer's own class."""
 
     state: Any
     _smp_slices: _Slices | None = None
-    _smp_gathers = True  # False while this rank's slices alone are asked for
+    _smp_gathers = True  # False while only this rank's slices are requested
 
     @property
     def master_params(self) -> list[nn.Parameter]:
-        """What has the gradients that are clipped: masters, slices, or whole parameters of this rank."""
+        """The tensors whose gradients are clipped: masters, slices, or whole parameters of this rank."""
         if self._smp_slices is None or state.cfg.half_dtype is not None or state.cfg.shards_parameters:
             return super().master_params
         return [trained.parameter for trained in self._smp_slices.values()]
 
     def step(self, closure: None = None) -> float | None:
-        """Train this rank's slices, and complete the parameters; called on all replicas.
+        """Train this rank's slices and complete the parameters; all replicas must call.
 
         Raises:
             SMPError: before the first step, or inside one with several microbatches.
@@ -129,7 +129,7 @@ class ShardedMethods(PrecisionAttributes):
                 "optimizer.step was called before the first smp.step function, which makes gradients and, "
                 f"with {setting()[0]}, shares out the optimizer's state"
             )
-        if state.cfg.half_dtype is not None:  # whose methods do the rest
+        if state.cfg.half_dtype is not None:  # the methods for half precision do the rest
             return super().step()  # type: ignore[misc, no-any-return]
         self._smp_collect_gradients()
         self._smp_before_training()
@@ -138,7 +138,7 @@ class ShardedMethods(PrecisionAttributes):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, for the whole gradients."""
+        """Zero the whole gradients, as in torch."""
         super().zero_grad(set_to_none)  # type: ignore[misc]
         whole = [trained.parameter for trained in (self._smp_slices or {}).values()]
         self._smp_zero(whole, set_to_none=set_to_none)
@@ -150,11 +150,11 @@ class ShardedMethods(PrecisionAttributes):
             self._smp_slice(self.param_groups[-1], self._smp_slices)
 
     def local_state_dict(self, *, gather_if_shard: bool = True) -> dict[str, Any]:
-        """As without sharding; called on all replicas, which send each other their slices.
+        """Return this rank's state as without sharding; all replicas must call, to exchange slices.
 
         Args:
-            gather_if_shard: False gives this rank's slices alone, which load at the same degree, without
-                asking other ranks.
+            gather_if_shard: False returns only this rank's slices, without communication; they load at the
+                same degree.
 
         Raises:
             SMPError: the model has not been partitioned yet.
@@ -170,10 +170,10 @@ class ShardedMethods(PrecisionAttributes):
         return {**own, SHARD: (self._smp_group.rank(), self._smp_group.size())}
 
     def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """As without sharding; also of slices that ``local_state_dict(gather_if_shard=False)`` gave.
+        """Return it as without sharding, also for slices from ``local_state_dict(gather_if_shard=False)``.
 
         Raises:
-            SMPCheckpointError: they are of another rank or degree.
+            SMPCheckpointError: the slices are from another rank or degree.
         """
         given = state_dict
         if isinstance(given, Mapping) and SHARD in given:
@@ -200,7 +200,7 @@ class ShardedMethods(PrecisionAttributes):
         return {**whole, "state": self._smp_gathered(given["state"])}
 
     def _smp_gathered(self, entries: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Whole tensors in the place of slices; called on all replicas."""
+        """Gather slices into whole tensors; all replicas must call."""
         gathered = dict(entries)
         for number, trained in sorted((self._smp_slices or {}).items()):
             if number in gathered:
@@ -216,7 +216,7 @@ class ShardedMethods(PrecisionAttributes):
 
     @property
     def _smp_norm_group(self) -> dist.ProcessGroup | None:
-        """The ranks that have other slices of the gradients that are clipped."""
+        """The ranks with other slices of the gradients to be clipped."""
         whole = state.cfg.half_dtype is None and not state.cfg.shards_parameters
         return None if whole or self._smp_slices is None else self._smp_group
 
@@ -255,7 +255,7 @@ class ShardedMethods(PrecisionAttributes):
                 self._smp_slice(group, slices)
 
     def _smp_slice(self, group: dict[str, Any], slices: _Slices) -> None:
-        """Put slices in the place of a group's parameters, and of what state there is."""
+        """Replace a group's parameters, and any existing state, by slices."""
         for position, parameter in enumerate(group["params"]):
             if state.cfg.shards_parameters and not is_cut(parameter):
                 continue
@@ -299,7 +299,7 @@ class ShardedMethods(PrecisionAttributes):
         return own
 
     def _renumbered(self, layout: Layout) -> dict[str, Any]:
-        """With whole tensors; called on all replicas."""
+        """Return the state dict with whole tensors; all replicas must call."""
         own: dict[str, Any] = super()._renumbered(layout)  # type: ignore[misc]
         if self._smp_gathers:
             own["state"] = self._smp_gathered(own["state"])
@@ -315,7 +315,7 @@ def _cut(entries: Mapping[str, Any], trained: TrainedSlice) -> dict[str, Any]:
 
 
 def _slice(whole: Tensor, trained: TrainedSlice) -> Tensor:
-    """Of a tensor like the parameter; state that was made for a sharded one is sharded as it is."""
+    """Slice a tensor shaped like the parameter; state of sharded parameters is already sharded."""
     return laid_out_as(trained.own, local_part(whole) if isinstance(whole, DTensor) else trained.cut(whole))
 
 

@@ -1,7 +1,7 @@
-"""What ``smp.DistributedOptimizer`` does besides, with the setting ``sharded_data_parallel_degree``.
+"""What the setting ``sharded_data_parallel_degree`` adds to ``smp.DistributedOptimizer``.
 
-``step()`` clips the gradients to ``sdp_gradient_clipping`` first, and scripts read flat FP32 shards and norms
-under the names that they have in DeepSpeed's optimizer, the original's engine.
+``step()`` first clips the gradients to ``sdp_gradient_clipping``. Scripts read flat FP32 shards and norms
+under the names from DeepSpeed's optimizer, the original's engine.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ __all__ = ["ShardedParameterMethods"]
 
 
 class ShardedParameterMethods(ShardedMethods):
-    """Mixed in front of a distributed optimizer's own class.
+    """A mixin that precedes a distributed optimizer's own class.
 
     Attributes:
-        _global_grad_norm: of the mean gradient before clipping, from the last step on.
+        _global_grad_norm: the norm of the mean gradient before clipping, since the last step.
     """
 
     _global_grad_norm = 0.0
     _smp_norm_is_new = False
-    _smp_flat: dict[int, Tensor] | None = None  # masters in one piece, by the identity of their first
+    _smp_flat: dict[int, Tensor] | None = None  # contiguous masters, by the id of the first
 
     @property
     def ds_param_shard_group(self) -> dist.ProcessGroup:
-        """The ranks that share out parameters."""
+        """The ranks that split parameters."""
         return self._smp_group
 
     @property
     def fp32_partitioned_groups_flat(self) -> list[Tensor]:
-        """This rank's part of every parameter group in FP32, parameter after parameter.
+        """This rank's part of every parameter group in FP32, concatenated.
 
-        With fp16 and bf16 it is the memory of the masters; otherwise a copy.
+        With fp16 and bf16, it is the memory of the masters; otherwise a copy.
         """
         return [self._smp_flat_group(group) for group in self.param_groups]
 
@@ -52,7 +52,7 @@ class ShardedParameterMethods(ShardedMethods):
         return torch.cat(pieces) if pieces else torch.empty(0)
 
     def _smp_clip(self, max_norm: float, group: dist.ProcessGroup) -> Tensor:
-        if state.cfg.half_dtype is None:  # whose masters have the gradients
+        if state.cfg.half_dtype is None:  # with half precision, the masters have the gradients
             self._smp_collect_gradients()
         norm = super()._smp_clip(max_norm, group)
         if not self._smp_norm_is_new:

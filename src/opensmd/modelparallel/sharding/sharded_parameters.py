@@ -1,7 +1,7 @@
-"""Parameters of which each rank of a shard group keeps a part: torch's FSDP2 over a stage's modules.
+"""Parameters split over the ranks of a shard group: torch's FSDP2 on a stage's modules.
 
-Each unit is filled, made equal on all replicas and cut before the next one, so that no rank ever needs memory
-for the whole model where initialization is delayed.
+Each unit is filled, made equal on all replicas and cut before the next one, so that with delayed
+initialization no rank ever needs memory for the whole model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Limits:
     Attributes:
         least: smaller blocks are gathered with the root (``sdp_param_persistence_threshold``).
         most: larger blocks are divided (``sdp_reduce_bucket_size``).
-        live: so many may stay gathered from forward to backward (``sdp_max_live_parameters``).
+        live: the most that may stay gathered from forward to backward (``sdp_max_live_parameters``).
     """
 
     least: int
@@ -40,11 +40,11 @@ class Limits:
 
 
 class ShardedParameters:
-    """What has been sharded of a model.
+    """The sharded parts of a model.
 
     Attributes:
         units: the modules that are gathered one by one, inner ones first.
-        stays_gathered: all of them stay gathered between the microbatches of a step.
+        stays_gathered: whether all of them stay gathered between a step's microbatches.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -52,17 +52,17 @@ class ShardedParameters:
         self.units: list[FSDPModule] = []
         self.stays_gathered = True
         self._now: dict[int, nn.Parameter] = {}
-        self._before: list[nn.Parameter] = []  # kept, so that nothing else gets their identities
+        self._before: list[nn.Parameter] = []  # kept alive, so that nothing else gets their ids
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
-        """What the model has in the place of a parameter that it had before it was sharded."""
+        """Return what the model now has in place of a parameter from before it was sharded."""
         return self._now.get(id(parameter), parameter)
 
     def add(self, unit: nn.Module, left_out: Collection[nn.Parameter], *, keep: bool) -> None:
-        """Shard what ``unit`` has, without inner units and ``left_out``.
+        """Shard ``unit``, except inner units and ``left_out``.
 
         Args:
-            keep: it stays gathered after forward.
+            keep: whether it stays gathered after forward.
         """
         before = dict(unit.named_parameters())
         ignored = {each for each in left_out if not isinstance(each, DTensor)}
@@ -82,11 +82,11 @@ class ShardedParameters:
 def shard_model(
     module: nn.Module, names: Collection[str], mesh: DeviceMesh, limits: Limits, prepare: Callable[..., None]
 ) -> ShardedParameters:
-    """Shard a model that is whole on this rank: blocks are gathered when they are called.
+    """Shard a model that is whole on this rank; blocks are gathered when they are called.
 
     Args:
-        names: of the parameters to be sharded; others stay whole.
-        prepare: fills parameters, and makes them equal on all replicas.
+        names: the parameters to shard; others stay whole.
+        prepare: fills parameters and makes them equal on all replicas.
     """
     chosen = _chosen(module, names)
     left_out = [each for each in module.parameters() if id(each) not in chosen]
@@ -107,11 +107,11 @@ def shard_model(
 def shard_stage(
     module: nn.Module, names: Collection[str], mesh: DeviceMesh, modules: Sequence[nn.Module]
 ) -> ShardedParameters:
-    """Shard what lives on this rank of a split model: it is gathered for whole steps.
+    """Shard this rank's part of a split model; it is gathered for whole steps.
 
     Args:
-        names: of the parameters to be sharded; those of several modules stay whole.
-        modules: that run as a whole on this rank.
+        names: the parameters to shard; those of several modules stay whole.
+        modules: those that run as a whole on this rank.
     """
     chosen = _chosen(module, names)
     owners = Counter(id(each) for unit in dict.fromkeys(modules) for each in unit.parameters())
@@ -128,7 +128,7 @@ def shard_stage(
 
 
 def describe_part(parameter: nn.Parameter) -> None:
-    """Give a parameter what scripts read of sharded ones: ``ds_tensor``, ``ds_shape`` and ``ds_numel``."""
+    """Give a parameter the attributes that scripts read: ``ds_tensor``, ``ds_shape`` and ``ds_numel``."""
     assert isinstance(parameter, DTensor)
     _describe(parameter, local_part(parameter).detach())
 
@@ -147,8 +147,8 @@ def _describe(parameter: nn.Parameter, part: Tensor) -> None:
 
 
 def _chosen(module: nn.Module, names: Collection[str]) -> set[int]:
-    """Of these parameters those that FSDP2 takes: of one type, with an axis to be cut along."""
-    # Sparse gradients cannot be cut, and what a forward writes into a gathered copy would get lost.
+    """Return the parameters that FSDP2 accepts: of one type, with an axis to cut along."""
+    # Sparse gradients cannot be cut, and what a forward writes into a gathered copy would be lost.
     looked_up = {
         id(each.weight)
         for each in module.modules()
@@ -172,7 +172,7 @@ def _chosen(module: nn.Module, names: Collection[str]) -> set[int]:
 
 
 def _own_parameters(units: Sequence[nn.Module], chosen: Collection[int]) -> list[list[nn.Parameter]]:
-    """The parameters of every unit that no earlier one has."""
+    """Return the parameters of every unit that no earlier one has."""
     seen: set[int] = set()
     own = []
     for unit in units:

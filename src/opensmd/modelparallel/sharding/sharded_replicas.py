@@ -1,13 +1,13 @@
-"""Steps over replicas that share out the parameters themselves.
+"""Steps over replicas that split the parameters themselves.
 
-On one partition torch's FSDP2 gathers a unit when it is called and reduces its gradients when its backward
-ends; in steps of several microbatches only the last backward does::
+With one partition, torch's FSDP2 gathers a unit when it is called and reduces its gradients when its backward
+ends; in steps with several microbatches only the last backward does::
 
     microbatch 0..m-2   gathered once, gradients add up where they were computed
-    microbatch m-1      gradients are reduced and cut, gathered parameters go
+    microbatch m-1      gradients are reduced and cut, gathered parameters are freed
 
-On several partitions microbatches take turns, on every replica in another order. So all units are gathered
-before a step, and reduced after it, in one order on all ranks.
+With several partitions, microbatches take turns, in a different order on every replica. So all units are
+gathered before a step and reduced after it, in the same order on all ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["ShardedReplicas", "refuse_comm_hook"]
 
 
 def refuse_comm_hook() -> NoReturn:
-    """Say why there is none.
+    """Refuse communication hooks.
 
     Raises:
         SMPUnsupportedError: always.
@@ -49,14 +49,14 @@ def refuse_comm_hook() -> NoReturn:
 
 
 class ShardedReplicas(ReplicasTogether):
-    """What :class:`Replicas` is to whole parameters.
+    """The counterpart of :class:`Replicas` for sharded parameters.
 
     Args:
-        sharded: the parameters of which each rank has a part.
-        rest: which average the gradients of all others, and send buffers.
-        group: the ranks that have the same stage.
-        split: there are several partitions.
-        find_unused_parameters: replicas may use different parameters.
+        sharded: the parameters that are split over ranks.
+        rest: averages the gradients of all others, and sends buffers.
+        group: the ranks with the same stage.
+        split: whether there are several partitions.
+        find_unused_parameters: whether replicas may use different parameters.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ShardedReplicas(ReplicasTogether):
         self._sharded = sharded
         self._group = group
         self._split = split
-        self._has_memory = False  # for gathered parameters, which is made once
+        self._has_memory = False  # whether the memory for gathered parameters exists; it is created once
         for unit in sharded.units:
             if split:
                 by_hand(unit)
@@ -80,7 +80,7 @@ class ShardedReplicas(ReplicasTogether):
                 unit.set_reduce_scatter_unused_params(True)
 
     def before_step(self) -> None:
-        """Begin a step; on several partitions its parameters are gathered here."""
+        """Start a step; with several partitions, gather parameters."""
         super().before_step()
         if not self._has_memory and torch.is_inference_mode_enabled():
             make_memory(self._sharded.units)
@@ -92,13 +92,13 @@ class ShardedReplicas(ReplicasTogether):
             self._reduces(False)
 
     def before_last_backward(self, roots: Sequence[Tensor]) -> None:
-        """From now on gradients are reduced."""
+        """Reduce gradients from now on."""
         super().before_last_backward(roots)
         if not self._split:
             self._reduces(True)
 
     def abandon_step(self) -> None:
-        """End a step that an exception has ended; its gradients are lost."""
+        """Clean up after a step that raised; its gradients are lost."""
         super().abandon_step()
         for unit in self._sharded.units:
             drop_gradients(unit)
@@ -106,7 +106,7 @@ class ShardedReplicas(ReplicasTogether):
             unit.reset_iter_state()
 
     def after_step(self, *, backward_ran: bool) -> None:
-        """End a step: reduce what no backward has, and let gathered parameters go."""
+        """End a step: reduce what no backward has, and free gathered parameters."""
         super().after_step(backward_ran=backward_ran)
         if backward_ran:
             self._reduce_what_is_left()
@@ -114,7 +114,7 @@ class ShardedReplicas(ReplicasTogether):
             unit.reshard()
 
     def join(self, *options: bool) -> NoReturn:
-        """Refused.
+        """Refuse the call.
 
         Raises:
             SMPUnsupportedError: always.
@@ -125,7 +125,7 @@ class ShardedReplicas(ReplicasTogether):
         )
 
     def register_comm_hook(self, state: object, hook: CommHook) -> NoReturn:
-        """Refused.
+        """Refuse the call.
 
         Raises:
             SMPUnsupportedError: always.
@@ -144,7 +144,7 @@ class ShardedReplicas(ReplicasTogether):
             return
         if not found:
             return
-        device = control_device(self._group)  # the CPU, where that goes: nothing waits for a GPU
+        device = control_device(self._group)  # the CPU if possible, so that nothing waits for a GPU
         have = torch.tensor([has for _, has in found], dtype=torch.uint8, device=device)
         dist.all_reduce(have, op=dist.ReduceOp.MAX, group=self._group)
         wanted = {id(parameter): bool(has) for (parameter, _), has in zip(found, have.tolist(), strict=True)}

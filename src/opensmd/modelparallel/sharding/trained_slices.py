@@ -1,4 +1,4 @@
-"""What an optimizer trains on this rank of a parameter that it shares with other ranks."""
+"""The part of a shared parameter that an optimizer trains on this rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["OfShardedParameter", "OfWholeParameter", "TrainedSlice", "is_cut"]
 
 
 def is_cut(parameter: nn.Parameter) -> bool:
-    """Whether ranks have parts of the parameter itself."""
+    """Whether the parameter itself is split over ranks."""
     return isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)
 
 
@@ -27,8 +27,8 @@ class TrainedSlice(ABC):
 
     Attributes:
         parameter: the model's.
-        own: the slice, as the optimizer has it.
-        number: of the parameter in the whole optimizer.
+        own: the slice in the optimizer.
+        number: the parameter's number in the whole optimizer.
     """
 
     parameter: nn.Parameter
@@ -36,34 +36,34 @@ class TrainedSlice(ABC):
     number: int
 
     def follow(self) -> None:
-        """Take over the parameter's memory and gradient."""
+        """Adopt the parameter's memory and gradient."""
         self.own.data = self.memory()
         self.own.grad = self.gradient()
 
     def forget_gradient(self) -> None:
-        """Let go of the gradient; the parameter keeps it."""
+        """Release the gradient; the parameter keeps it."""
         self.own.grad = None
 
     @abstractmethod
     def memory(self) -> Tensor:
-        """The slice of the parameter's memory."""
+        """Return the slice of the parameter's memory."""
 
     @abstractmethod
     def gradient(self) -> Tensor | None:
-        """The slice of the parameter's gradient."""
+        """Return the slice of the parameter's gradient."""
 
     @abstractmethod
     def cut(self, whole: Tensor) -> Tensor:
-        """The slice of a tensor of the parameter's shape."""
+        """Return the slice of a tensor of the parameter's shape."""
 
     @abstractmethod
     def whole(self, part: Tensor) -> Tensor:
-        """A tensor of the parameter's shape, from the slices of all ranks; called on all of them."""
+        """Gather a tensor of the parameter's shape from the slices of all ranks, which must all call."""
 
 
 @dataclass
 class OfWholeParameter(TrainedSlice):
-    """Of a parameter that all ranks have, a piece of its elements in a row."""
+    """A range of the flattened elements of a parameter that all ranks have."""
 
     slicing: Slicing
     group: dist.ProcessGroup
@@ -89,7 +89,7 @@ class OfWholeParameter(TrainedSlice):
 
 @dataclass
 class OfShardedParameter(TrainedSlice):
-    """Of a parameter that is sharded, what this rank has of it."""
+    """This rank's part of a sharded parameter."""
 
     rows: Rows
     group: dist.ProcessGroup

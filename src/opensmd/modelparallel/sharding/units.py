@@ -1,7 +1,7 @@
 """Which modules' parameters are gathered together when a model is sharded; pure.
 
-Blocks, the children of module lists and sequentials, are units of their own: one is gathered while another
-computes. What lies outside of all units belongs to the model's root, which is gathered for a whole step::
+Blocks, the children of module lists and sequentials, are separate units: one is gathered while another
+computes. What is outside all units belongs to the model's root, which is gathered for a whole step::
 
     GPT2LMHeadModel            root: embeddings, last norm, tied head
         transformer.h[0..n]    a unit each
@@ -23,12 +23,12 @@ _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)
 def find_units(
     module: nn.Module, *, least: int, most: int, left_out: Collection[int] = ()
 ) -> list[nn.Module]:
-    """The units of ``module`` in the order of its modules, inner ones before those around them.
+    """Return the units of ``module`` in the order of its modules, inner ones before outer ones.
 
     Args:
-        least: a unit has at least so many elements.
-        most: with more than so many it is divided, if it has blocks of its own.
-        left_out: identities of parameters that are not sharded.
+        least: the fewest elements of a unit.
+        most: a unit with more elements is divided, if it contains blocks.
+        left_out: ids of parameters that are not sharded.
     """
     owners = Counter(id(each) for owner in module.modules() for each in owner.parameters(recurse=False))
     search = _Search(least, min(most, max(1, _elements(module, left_out) // 4)), set(left_out), owners)
@@ -36,10 +36,10 @@ def find_units(
 
 
 def kept_units(elements: list[int], most: int) -> list[bool]:
-    """Which units stay gathered from forward to backward, so that at most ``most`` elements do.
+    """Choose units to keep gathered from forward to backward, with at most ``most`` elements in total.
 
     Args:
-        elements: of the units in the order of forward; the last ones are needed again first.
+        elements: of the units in forward order; the last ones are needed again first.
     """
     kept = []
     for number in reversed(elements):
@@ -65,7 +65,7 @@ class _Search:
                 yield child
 
     def _may_be_unit(self, module: nn.Module) -> bool:
-        """Whether it is called, and nobody outside of it has parameters of it."""
+        """Whether the module is called, and its parameters are not used outside it."""
         if isinstance(module, _WITHOUT_FORWARD):
             return False
         inside = Counter(id(each) for owner in module.modules() for each in owner.parameters(recurse=False))

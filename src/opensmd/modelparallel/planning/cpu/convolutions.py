@@ -1,4 +1,4 @@
-"""What convolutions take on one core: three families that differ tenfold, and what small images cost."""
+"""The time of convolutions on one core: three families that differ tenfold, and the cost of small images."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class _Shape(NamedTuple):
 
     flops: float
     pixels: int
-    channels: tuple[int, int]  # of a group: in, out
+    channels: tuple[int, int]  # per group: in, out
     groups: int
-    taps: int  # of a kernel
+    taps: int  # per kernel
     dilated: bool
-    outside: bool  # kernels reach further beyond an image than it is large
+    outside: bool  # whether kernels reach further beyond an image than its size
     elements_in: int
     elements: int
     bytes: float
     weight_bytes: float
-    rows: bool  # channels of a pixel lie side by side
+    rows: bool  # whether a pixel's channels are adjacent
 
 
 def convolution_seconds(args: Sequence[Any], result: Tensor, needs_gradient: bool) -> tuple[float, float]:
-    """Seconds forward and backward of ``aten.convolution`` of ``args``."""
+    """Return forward and backward seconds of ``aten.convolution`` with ``args``."""
     data, weight = args[0], args[1]
     shape = _shape(args, result)
     of_data = needs_gradient and data.requires_grad
@@ -68,7 +68,7 @@ def _shape(args: Sequence[Any], result: Tensor) -> _Shape:
 
 
 def _of_single_pixels(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[float, float]:
-    """Kernels of one pixel are matrix products, whose columns are the pixels of one image."""
+    """Return the time for kernels of one pixel, which are matrix products over the pixels of one image."""
     short = min(shape.channels)
     rate = RATES.pixel_flops * short / (short + RATES.pixel_half)
     seconds = shape.flops / rate
@@ -76,7 +76,7 @@ def _of_single_pixels(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[fl
     large = max(0.0, shape.weight_bytes - RATES.large) / RATES.large_gradients
     start = RATES.pixel_start * 1e-6
     like_forward = max(seconds * _filled(shape) / shape.pixels, MEMORY.seconds(shape.bytes)) + order
-    if shape.pixels == 1:  # a product of two matrices, as in a Linear layer
+    if shape.pixels == 1:  # a matrix product, as in a Linear layer
         rest, large = 1.0, 0.0
     else:
         rest = 1 + RATES.last / 2 / shape.pixels
@@ -86,7 +86,7 @@ def _of_single_pixels(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[fl
 
 
 def _filled(shape: _Shape) -> int:
-    """As many pixels as are computed: a few take as long as more, unless all images are one matrix."""
+    """Return how many pixels are actually computed, including padding, unless all images are one matrix."""
     pixels = shape.pixels
     if pixels == 1 or shape.rows:
         return pixels
@@ -96,9 +96,9 @@ def _filled(shape: _Shape) -> int:
 
 
 def _of_single_channels(shape: _Shape, wanted: bool) -> tuple[float, float]:
-    """A kernel for each channel (depthwise). Backward only 3 x 3 is fast, and not on the smallest images."""
+    """Return the time of depthwise kernels; backward, only 3 x 3 is fast, except on the smallest images."""
     channels, start = shape.groups * 1e-6, RATES.start * 1e-6
-    if shape.taps == 1 or shape.outside:  # a product for each channel
+    if shape.taps == 1 or shape.outside:  # one product per channel
         return start + RATES.lone_channel * channels, wanted * (start + 2 * RATES.lone_channel * channels)
     elements = 1e-9 * (shape.elements + shape.elements_in) / 2
     memory = MEMORY.seconds(2 * shape.bytes)
@@ -115,7 +115,7 @@ def _of_single_channels(shape: _Shape, wanted: bool) -> tuple[float, float]:
 
 
 def _of_groups(shape: _Shape, of_data: bool, of_weight: bool) -> tuple[float, float]:
-    """All others: channels fill vectors, and data and weights are brought into another order first."""
+    """Return the time of all others: channels fill vectors, and data and weights are reordered first."""
     product, data = shape.flops / _rate(shape), shape.bytes / RATES.data
     large = max(0.0, shape.weight_bytes - RATES.large) / RATES.large_weights
     order = shape.weight_bytes / RATES.weights + large
@@ -141,5 +141,5 @@ def _vectors(channels: int) -> int:
 
 
 def _places(images: Tensor) -> int:
-    """The pixels of all images."""
+    """Return the number of pixels of all images."""
     return images.shape[0] * math.prod(images.shape[2:])

@@ -1,4 +1,4 @@
-"""The time of one operation on one core of a CPU, from shapes and the table of rates."""
+"""The time of one operation on one CPU core, from shapes and the table of rates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opensmd.modelparallel.planning.cpu.sizes import size_of
 __all__ = ["operation_seconds"]
 
 _aten = torch.ops.aten
-# what each gradient of a product of elements takes of its forward, and what that of anything else does
+# time of a gradient as a share of the forward: for elementwise products, and for anything else
 BACKWARD_OF_PRODUCT = 1.5
 BACKWARD_OF_ARITHMETIC = 1.5
 _SUMS = {_aten.add, _aten.add_, _aten.sub, _aten.sub_}
@@ -34,15 +34,15 @@ def operation_seconds(
     flops: float,
     needs_gradient: bool,
 ) -> tuple[float, float]:
-    """Seconds forward and backward; those of the backward are 0 without a gradient.
+    """Return forward and backward seconds; the latter are 0 without a gradient.
 
     Args:
         packet: the operation.
         args, kwargs: its arguments.
-        tensors: those among them.
+        tensors: the tensors among them.
         result: its first result.
-        flops: of matrix products and what is made of them, 0 for others.
-        needs_gradient: whether any of them does.
+        flops: those of matrix products and what consists of them; 0 for others.
+        needs_gradient: whether any of the tensors does.
     """
     forward, backward = _seconds(packet, args, kwargs, tensors, result, flops, needs_gradient)
     return forward, backward if needs_gradient else 0.0
@@ -71,7 +71,7 @@ def _seconds(
 def _of_elements(
     packet: torch._ops.OpOverloadPacket, count: Counted, tensors: Sequence[Tensor], result: Tensor
 ) -> tuple[float, float]:
-    """By the table: the longer of elements and memory, and what rows and starts add."""
+    """Return the table's time: the longer of elements and memory, plus rows and starts."""
     rate = RATES[count.kind]
     wide = 1e-9 * max(1.0, result.element_size() / 4)
     moved = MEMORY.seconds(float(sum(map(size_of, tensors)) + size_of(result)))

@@ -1,4 +1,4 @@
-"""Which kind of the table an operation is of, and what counts as its elements."""
+"""The table's kind of an operation, and what counts as its elements."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _GELU = {_aten.gelu, _aten.gelu_}
 
 
 class Counted(NamedTuple):
-    """An operation as the table knows it.
+    """An operation in terms of the table.
 
     Attributes:
-        kind: of the table.
-        elements: that take its rates.
-        rows: of elements.
-        backward_bytes: that its backward writes besides.
+        kind: the table's kind.
+        elements: those that the rates apply to.
+        rows: the rows of elements.
+        backward_bytes: additional bytes that its backward writes.
         reads_all: whether it reads all of its arguments.
-        passes_on: whether its backward only hands the gradient on, to so many of its arguments.
+        passes_on: to how many of its arguments its backward only passes the gradient on.
     """
 
     kind: str
@@ -45,7 +45,7 @@ def counted(
     tensors: Sequence[Tensor],
     result: Tensor,
 ) -> Counted:
-    """The operation ``packet`` of ``args``, in which ``tensors`` are, and with this (first) result."""
+    """Classify the operation ``packet`` with ``args``, which contain ``tensors``, and this (first) result."""
     if packet in _GELU:
         by_tangent = kwargs.get("approximate") == "tanh"
         return Counted("GELU by tangent" if by_tangent else "exponential", result.numel())
@@ -87,7 +87,7 @@ def _joined(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> C
 
 
 def _copy(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) -> Counted:
-    """A copy is one of another order if it does not read what lies side by side, as after a transposition."""
+    """Classify a copy; it reorders if it does not read adjacent elements, as after a transposition."""
     source = tensors[-1]
     crosswise = source.dim() > 1 and source.stride(-1) not in (0, 1) and source.shape[-1] > 1
     return Counted("transposed copy" if crosswise else "arithmetic", result.numel())
@@ -106,7 +106,7 @@ def _batch_norm(args: Sequence[Any], tensors: Sequence[Tensor], result: Tensor) 
     if not training:
         return _fixed_batch_norm(args, tensors, result)
     pixels = math.prod(result.shape[2:])
-    few = pixels < VECTOR  # which are not computed together
+    few = pixels < VECTOR  # too few to be computed together
     return Counted("batch norm of few pixels" if few else "batch norm", result.numel())
 
 

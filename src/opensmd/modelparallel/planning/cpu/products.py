@@ -1,4 +1,4 @@
-"""What matrix products, attention and recurrent layers take on one core."""
+"""The time of matrix products, attention and recurrent layers on one core."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["attention_seconds", "product_seconds"]
 
 
 def product_seconds(flops: float, factors: Sequence[Tensor], wanting: int) -> tuple[float, float]:
-    """Seconds forward and backward of a product; ``wanting`` of its ``factors`` get a gradient.
+    """Return forward and backward seconds of a product; ``wanting`` of its ``factors`` get a gradient.
 
-    A gradient is a product of as much work. Products with a short side do not fill the core's registers.
+    A gradient is a product with the same amount of work. Products with a short side do not fill the core's
+    registers.
     """
     short = min((min(factor.shape[-2:]) for factor in _matrices(factors)), default=1)
     rate = PRODUCTS.flops * short / (short + PRODUCTS.half)
@@ -24,7 +25,7 @@ def product_seconds(flops: float, factors: Sequence[Tensor], wanting: int) -> tu
 
 
 def attention_seconds(flops: float) -> tuple[float, float]:
-    """Seconds of fused attention forward, and backward, where the scores are computed once more."""
+    """Return forward and backward seconds of fused attention, whose backward recomputes the scores."""
     seconds = flops / PRODUCTS.attention_flops
     start = PRODUCTS.attention_start * 1e-6
     return seconds + start, 2.4 * seconds + 3 * start

@@ -1,7 +1,7 @@
-"""What operations of each kind take on one CPU core: the table, and nothing else.
+"""The table of rates: the time of each kind of operation on one CPU core.
 
-``python -m benchmarks.partition.operations`` measures every kind and prints it next to what is written here.
-Numbers are rounded: other cores are faster or slower at all of it, and only ratios matter for a cut.
+``python -m benchmarks.partition.operations`` measures every kind and prints it next to the values here.
+Numbers are rounded: other cores are faster or slower at everything, and only ratios matter for a cut.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A kind of operation whose time is that of its elements.
+    """A kind of operation whose time is proportional to its elements.
 
     Attributes:
-        forward, backward: nanoseconds an element of 4 bytes.
-        row: nanoseconds for each row that is normalized, forward; half of it backward.
-        start, backward_start: microseconds whatever the size. That of a forward has Python in it.
+        forward, backward: nanoseconds per element of 4 bytes.
+        row: nanoseconds per normalized row, forward; half of it backward.
+        start, backward_start: microseconds for any size. Forward includes Python's overhead.
     """
 
     forward: float = 0.0
@@ -39,7 +39,7 @@ class Rate:
     backward_start: float = 3.0
 
 
-# Where memory is what an operation takes: see MemoryRates. Elements count as the kind says.
+# For operations limited by memory, see MemoryRates. What counts as elements depends on the kind.
 RATES = {
     # of the larger of input and result
     "arithmetic": Rate(start=3.5, backward_start=9),
@@ -67,7 +67,7 @@ RATES = {
     "sort": Rate(forward=40.0, backward=1.5),
     "largest of a row": Rate(forward=6.0, backward=0.5),
     # of the result
-    "rows of a table": Rate(forward=0.3, backward=0.6),  # embeddings; backward clears the whole table, too
+    "rows of a table": Rate(forward=0.3, backward=0.6),  # embeddings; backward also clears the whole table
     "index": Rate(forward=1.3, backward=1.6, start=18, backward_start=22),
     "gather": Rate(forward=0.65, backward=0.85),
     "nearest pixels": Rate(forward=1.9, backward=0.75, start=5, backward_start=12),
@@ -79,33 +79,33 @@ RATES = {
 }
 
 
-# What moves nothing: backward a node of the graph. Gradients that are put together or added up: see views.py.
+# Nothing is moved; backward is just a graph node. For gradients that are joined or added, see views.py.
 VIEW = Rate(start=0.5, backward_start=1.7)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRates:
-    """Bytes a second of what lies in caches, and of what is beyond them, in pages new to the process."""
+    """Bytes per second within the caches, and beyond them in pages that are new to the process."""
 
     cached: float
     caches: float
     beyond: float
 
     def seconds(self, size: float) -> float:
-        """The time to read and write ``size`` bytes."""
+        """Return the time to read and write ``size`` bytes."""
         return min(size, self.caches) / self.cached + max(0.0, size - self.caches) / self.beyond
 
 
 MEMORY = MemoryRates(cached=62e9, caches=15 << 20, beyond=32e9)
-# bytes a second of adding gradients to those that are there, and seconds to start
+# adding gradients to existing ones: bytes per second, and seconds to start
 ACCUMULATION = (68e9, 8e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """Matrix products: ``flops`` a second of large ones; half as many where a side is ``half`` long.
+    """Matrix products: ``flops`` per second of large ones; half as many if a side is ``half`` long.
 
-    ``factors`` bytes a second of what is multiplied are a second limit. ``start`` is in microseconds.
+    Reading ``factors`` bytes per second of the operands is a second limit. ``start`` is in microseconds.
     """
 
     flops: float
@@ -130,27 +130,27 @@ PRODUCTS = Products(
 
 @dataclass(frozen=True, kw_only=True)
 class Convolutions:
-    """Convolutions. They bring data into another order and back, unless kernels are single pixels.
+    """Convolutions, which reorder their data and back, unless kernels are single pixels.
 
     Attributes:
-        flops: a second, of kernels of several pixels; channels are filled up to multiples of 16.
-        unordered_flops: of groups of one or two channels, but as many groups as channels.
-        group_half: at so many channels a group, half of ``flops``.
+        flops: per second, for kernels of several pixels; channels are padded to multiples of 16.
+        unordered_flops: for groups of one or two channels, except with as many groups as channels.
+        group_half: with so many channels per group, half of ``flops``.
         start: microseconds to begin one.
-        data, weights: bytes a second of bringing them into order, in each product.
-        large, large_weights: bytes of weights, and bytes a second that what is beyond takes in addition.
+        data, weights: bytes per second of reordering them, in each product.
+        large, large_weights: bytes of weights, and bytes per second for an extra cost of what exceeds them.
         large_gradients: the same for the gradients of single pixels' weights.
-        pixel_flops, pixel_half: of single pixels; at so many channels half as many.
-        pixel_start: microseconds to begin one of those.
-        register, fewer, last: pixels of an image that are computed together; images of fewer (but of several)
-            take as long as this many, and a rest as long as so many more.
-        weight_gradient: of single pixels: how much longer than a product forward.
-        depthwise, depthwise_tap: nanoseconds an element of data or result, and more a weight of its kernel.
-        depthwise_backward, channel: nanoseconds an element and microseconds a channel, backward, of 3 x 3.
-        smallest: images of so many pixels and fewer take as long backward as those of other kernels.
-        slow_tap, slow_tap_of_rows, slow_channel: nanoseconds an element and weight of a kernel, and
-            microseconds a channel, backward, of other kernels; with the channels of a pixel side by side.
-        lone_channel: microseconds a channel of 1 x 1, which are products by themselves; twice that backward.
+        pixel_flops, pixel_half: ``flops`` of single pixels; half as many with so many channels.
+        pixel_start: microseconds to start one of those.
+        register, fewer, last: pixels of an image that are computed together; images with fewer (but several)
+            take as long as this many, and a remainder as long as so many more.
+        weight_gradient: for single pixels, how much longer it takes than the forward product.
+        depthwise, depthwise_tap: nanoseconds per element of data or result, and extra ones per kernel weight.
+        depthwise_backward, channel: nanoseconds per element and microseconds per channel, for 3 x 3 backward.
+        smallest: images of at most so many pixels take as long backward as with other kernels.
+        slow_tap, slow_tap_of_rows, slow_channel: for other kernels backward, nanoseconds per element and
+            kernel weight, the same if a pixel's channels are adjacent, and microseconds per channel.
+        lone_channel: microseconds per channel of 1 x 1, each a product of its own; twice that backward.
     """
 
     flops: float

@@ -1,4 +1,4 @@
-"""How many bytes tensors have, also those without data."""
+"""The bytes of tensors, even those without data."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["size_of"]
 
 
 def size_of(tensor: Tensor) -> int:
-    """The bytes of a tensor, also of a sparse one or of one without data."""
+    """Return the bytes of a tensor, even of a sparse one or one without data."""
     return tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""What views cost: nothing is moved forward, but the gradients of parts are put into those of the whole."""
+"""The cost of views: forward moves nothing, but backward copies gradients of parts into the whole's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opensmd.modelparallel.planning.cpu.sizes import size_of
 __all__ = ["view_seconds"]
 
 _aten = torch.ops.aten
-# Backward of a part, the whole is cleared and the gradient copied into it; of all parts, these are joined.
+# The backward of one part clears the whole and copies the gradient into it; that of all parts joins them.
 _PARTS = {_aten.slice, _aten.select, _aten.diagonal, _aten.as_strided, _aten.unfold}
 _ALL_PARTS = {_aten.split, _aten.split_with_sizes, _aten.unbind}
 
@@ -21,7 +21,7 @@ _ALL_PARTS = {_aten.split, _aten.split_with_sizes, _aten.unbind}
 def view_seconds(
     packet: torch._ops.OpOverloadPacket, whole: Tensor, results: Sequence[Tensor], needs_gradient: bool
 ) -> tuple[float, float]:
-    """Seconds forward and backward of a view of ``whole``; those of the backward are 0 without a gradient."""
+    """Return forward and backward seconds of a view of ``whole``; the latter are 0 without a gradient."""
     forward = VIEW.start * 1e-6 * len(results)
     if not needs_gradient:
         return forward, 0.0

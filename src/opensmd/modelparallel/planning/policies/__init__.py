@@ -1,6 +1,6 @@
-"""Which microbatch a rank works on next: pure, states and arrivals in, a choice out.
+"""Which microbatch a rank works on next: states and arrivals in, a choice out; pure.
 
-Begin with ``policy.py``, what every policy is asked and answers. ``table_order.py`` follows a table of
-:mod:`..schedules`, ``fixed_order.py`` waits in place. ``limits.py`` says how many microbatches may be under
-way at once, ``patience.py`` how long what is late is waited for. Imports the tables, and nothing else.
+Begin with ``policy.py``, the interface of all policies. ``table_order.py`` follows a table of
+:mod:`..schedules`, ``fixed_order.py`` waits in place. ``limits.py`` says how many microbatches may be in
+flight, and ``patience.py`` how long to wait for something late. Imports only the tables.
 """

@@ -1,7 +1,6 @@
-"""*Fixed order*: the same forwards and backwards in the same order on every rank, whatever has come.
+"""*Fixed order*: the same forwards and backwards in the same order on every rank, whatever arrives.
 
-For transports whose messages must be received in the order in which they were sent, and for the setting
-``deterministic_server``.
+For transports that deliver messages only in order, and for the setting ``deterministic_server``.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from opensmd.modelparallel.planning.policies.policy import Choice, Progress, Sta
 
 __all__ = ["FixedOrder"]
 
-_AT_BACKWARD = Progress.AT_BACKWARD  # enum members are slow to reach
+_AT_BACKWARD = Progress.AT_BACKWARD  # enum members are slow to look up
 
 
 class FixedOrder:
-    """The same forwards and backwards in the same order on every rank; receives wait where they are.
+    """The same forwards and backwards in the same order on every rank; receives wait in place.
 
-    Weight gradients follow their backward, which has sent its gradient by then.
+    Weight gradients follow their backward, which has already sent its gradient.
 
     Args:
-        window: how many forwards go ahead of the first backward; the same number on every rank.
+        window: how many forwards precede the first backward; the same number on every rank.
         microbatches: of the step.
     """
 
@@ -34,7 +33,7 @@ class FixedOrder:
         self._ahead = min(window, microbatches)
 
     def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
-        """See :class:`Policy`; None at the end only, because a microbatch that waits does so in place."""
+        """See :class:`Policy`; None only at the end, because microbatches wait in place."""
         if standing.weights:
             return Choice(*standing.weights[0])
         waiting = [i for i, each in enumerate(standing.progress) if each is _AT_BACKWARD]
@@ -43,5 +42,5 @@ class FixedOrder:
         return Choice(waiting[0]) if waiting else None
 
     def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
-        """See :class:`Policy`; never, because the last microbatch's turn comes last in any case."""
+        """See :class:`Policy`; never, because the last microbatch's turn always comes last."""
         return False

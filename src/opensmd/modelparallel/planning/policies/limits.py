@@ -1,7 +1,7 @@
-"""How many microbatches a rank may have under way at once, and how many of their backwards it takes apart.
+"""How many microbatches a rank may have in flight, and how many of their backwards it splits.
 
-Memory and waiting pull in two directions: whatever is between its forward and its backward keeps activations,
-and a rank that has too little under way stands idle while a gradient is late. Pure.
+Memory and waiting pull in opposite directions: microbatches between forward and backward keep activations,
+but a rank with too few of them is idle while a gradient is late. Pure.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = [
     "window",
 ]
 
-MOST_AHEAD = 2  # forwards, beyond those that a chain must have under way
+MOST_AHEAD = 2  # forwards, beyond those that a chain must have in flight
 
 
 def most_active(partitions: int, wanted: int | None) -> int:
-    """How many microbatches may be under way at once: the setting ``active_microbatches``, or its default."""
+    """Return how many microbatches may be in flight: the setting ``active_microbatches``, or its default."""
     return partitions + MOST_AHEAD if wanted is None else wanted
 
 
 def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int) -> int:
-    """How many microbatches may be between forward and backward on a stage at once.
+    """Return how many microbatches may be between forward and backward on a stage.
 
-    In a chain the stage needs as many as there are stages from it to the end, and a few more, so that it has
-    something to do while a gradient is late; the last stage needs one. Placements that come back to a stage
-    need one for each stage everywhere. ``active_microbatches`` bounds all.
+    In a chain, a stage needs as many as there are stages from it to the end, plus a few to work on while a
+    gradient is late; the last stage needs one. Placements that return to a stage need as many as there are
+    stages, everywhere. ``active_microbatches`` bounds all.
     """
     after = partitions - 1 - stage
     ahead = min(after, max(1, forwards_ahead(partitions, active_microbatches)))
@@ -38,12 +38,12 @@ def window(*, partitions: int, stage: int, chain: bool, active_microbatches: int
 
 
 def forwards_ahead(partitions: int, active_microbatches: int) -> int:
-    """How many forwards further ahead a chain goes than it must, as far as memory and the chain allow."""
+    """Return how many extra forwards a chain runs ahead, as far as memory and the chain allow."""
     return min(MOST_AHEAD, partitions - 1, max(0, active_microbatches - partitions))
 
 
 def in_flight(*, partitions: int, microbatches: int, active_microbatches: int, chain: bool) -> list[int]:
-    """How many microbatches' activations each stage holds at most between forward and backward."""
+    """Return how many microbatches' activations each stage holds at most between forward and backward."""
     return [
         min(
             microbatches,
@@ -54,11 +54,11 @@ def in_flight(*, partitions: int, microbatches: int, active_microbatches: int, c
 
 
 def split_backwards(*, stage: int, chain: bool, most: int, microbatches: int) -> int:
-    """How many microbatches at once may have gradients of weights left on a stage.
+    """Return how many microbatches may have pending weight gradients on a stage.
 
-    ``most`` bounds them, together with those between forward and backward, as what waits keeps activations.
-    A first stage that nothing comes back to sends no gradients, and a single microbatch may look at its
-    gradients as soon as it has had its backward.
+    ``most`` bounds them together with those between forward and backward, because both keep activations. A
+    first stage that microbatches do not return to sends no gradients, and a single microbatch may read its
+    gradients right after its backward.
     """
     if microbatches == 1 or (chain and stage == 0):
         return 0
@@ -66,9 +66,9 @@ def split_backwards(*, stage: int, chain: bool, most: int, microbatches: int) ->
 
 
 def splits_at_the_end(*, stage: int, partitions: int, chain: bool, active_microbatches: int) -> int:
-    """How many backwards of a step, its last, are split where splitting all of them costs more than it gains.
+    """Return how many of a step's last backwards to split if splitting all costs more than it gains.
 
-    Their gradients arrive earlier by what they leave for later, and what they leave fills the time in which
-    the ranks before this one end. One more than ranks come before, as many as wait for each other then.
+    Their gradients arrive earlier by what they leave for later, which then fills the time in which the ranks
+    before this one finish. It is one more than there are ranks before, as many as wait for each other then.
     """
     return min(stage + 1 if chain else partitions, active_microbatches)

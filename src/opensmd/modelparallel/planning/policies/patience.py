@@ -1,9 +1,9 @@
-"""How long a rank waits for what its table has next, before it begins something else that is ready. Pure.
+"""How long a rank waits for what its table has next before it starts something else that is ready; pure.
 
-What is ready takes a whole action, and what depends on the late message comes later by as much; so a message
-that is late by a small part of an action is worth waiting for. A wait in vain costs what it took. Waits live
-on credit: one in vain uses up its length, one that was worth it gives back an action, and every step gives
-one wait. So where a program does not follow its table, hardly a rank waits more often than once a step.
+Something else takes a whole action, and delays what depends on the late message by as much. So it is worth
+waiting for a message that is late by a small part of an action. A wait in vain costs its length. Waits are
+paid from a credit: one in vain uses up its length, a successful one earns an action, and every step earns one
+wait. So if a program does not follow its table, a rank hardly waits more than once per step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Patience:
     """The waits of one rank, over all steps.
 
     Args:
-        action: seconds of a usual one; 0 if they are not known yet.
+        action: seconds of a usual action; 0 if not known yet.
     """
 
     def __init__(self, action: float = 0.0) -> None:
@@ -28,11 +28,11 @@ class Patience:
 
     @property
     def seconds(self) -> float:
-        """How long the next wait may last; 0 before a step has been measured."""
+        """Return how long the next wait may last; 0 before a step has been measured."""
         return self._action * SHARE if self._credit >= SHARE else 0.0
 
     def has_waited(self, *, came: bool) -> None:
-        """A wait has ended because the message ``came``, or in vain."""
+        """Note the end of a wait, because the message ``came`` or in vain."""
         self._credit = min(1.0, self._credit + 1.0) if came else self._credit - SHARE
 
     def step_has_ended(self, backwards: Sequence[float]) -> None:

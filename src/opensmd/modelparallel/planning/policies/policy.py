@@ -1,7 +1,7 @@
-"""What a policy is: it is told where the microbatches of a rank are, and says which goes on.
+"""The interface of policies: given the state of a rank's microbatches, choose which one continues.
 
-Pure: it knows no tensors, threads or messages, only how far each microbatch has come. The results of a step
-do not depend on it.
+Pure: a policy knows no tensors, threads or messages, only how far each microbatch has come. The results of a
+    step do not depend on it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Progress(enum.Enum):
 
 
 class Standing(NamedTuple):
-    """Where the microbatches of a rank are.
+    """The state of a rank's microbatches.
 
     Attributes:
-        progress: of every one; none is RUNNING, and they begin in their order.
-        chunks: the chunk of the rank that each is in, or comes to next.
-        weights: the weight gradients that are left, as (microbatch, chunk), earliest first.
+        progress: of every microbatch; none is RUNNING, and they start in order.
+        chunks: the rank's chunk that each is in, or enters next.
+        weights: the pending weight gradients, as (microbatch, chunk), earliest first.
     """
 
     progress: Sequence[Progress]
@@ -42,11 +42,11 @@ class Standing(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a rank does next: it goes on with ``microbatch``, or computes weight gradients of one.
+    """What a rank does next: continue ``microbatch``, or compute its weight gradients.
 
     Attributes:
         microbatch: which one.
-        weights: the chunk whose weight gradients are computed; None to go on with the microbatch itself.
+        weights: the chunk whose weight gradients to compute; None to continue the microbatch itself.
         instead_of: what the table has before that, if it only waits for a message.
     """
 
@@ -59,20 +59,20 @@ class Policy(Protocol):
     """Chooses what a rank does next.
 
     Attributes:
-        waits_in_place: what waits for a message does so without asking.
-        chunks: how many of the model's stages the rank has, as far as their order is the policy's.
+        waits_in_place: whether microbatches wait for messages without asking the policy.
+        chunks: how many of the model's stages the rank has, as far as the policy orders them.
     """
 
     waits_in_place: bool
     chunks: int
 
     def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
-        """What comes next; None to wait for a message.
+        """Return what comes next; None to wait for a message.
 
         Args:
-            standing: of the microbatches.
-            can_go_on: whether what a microbatch waits for has come; asked for suspended ones only.
+            standing: the state of the microbatches.
+            can_go_on: whether what a microbatch waits for has come; called only for suspended ones.
         """
 
     def holds(self, microbatch: int, progress: Sequence[Progress]) -> bool:
-        """Whether a microbatch must wait before its backward for others, whatever has come."""
+        """Whether a microbatch must wait for others before its backward, whatever has come."""

@@ -1,14 +1,14 @@
-"""*Table order*: of everything that can go on, what comes first in a rank's row of a schedule's table.
+"""*Table order*: of everything that can run, what comes first in a rank's row of a schedule's table.
 
-So forwards and backwards alternate as the table has them, whoever is late, and what is late holds up only
-what needs it. With backwards that take twice as long as forwards, half of it for weights::
+So forwards and backwards alternate as in the table, and a delay holds up only what depends on it. With
+backwards that take twice as long as forwards, half of it for weights::
 
     "interleaved", 3 ranks
     F0 F1 F2 F3 F4 B0 B0 F5 B1 B1 B2 B2 B3 B3 B4 B4 B5 B5
     .  F0 F1 F2 B0 F3 B1 F4 B2 W0 F5 B3 W1 B4 W2 B5 W3 W4 W5
     .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 F5 B5 W1 W2 W3 W4 W5
 
-What is late by little is waited for (:mod:`.patience`), as anything else takes a whole action.
+Short delays are waited out (:mod:`.patience`), because anything else takes a whole action.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from opensmd.modelparallel.planning.schedules.tables import Action
 
 __all__ = ["TableOrder"]
 
-# Enum members are slow to reach
+# Enum members are slow to look up
 _NEW, _RUNNING, _FORWARD, _AT_FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress
 _FORWARDS = (_FORWARD, _AT_FORWARD)
 
 
 class TableOrder:
-    """Of what can go on, what comes first in this rank's row of a table.
+    """Of everything that can run, what comes first in this rank's row of a table.
 
-    A forward begins within bounds of memory only: in its place in the row or, ``early``, as soon as fewer
-    microbatches are kept than may be. What has begun is never held up by what has not, and the microbatch
-    that is furthest behind never by bounds, unless weight gradients that are left give memory back: so a rank
-    waits only for messages, and programs that the row does not foresee go on, too.
+    A forward starts only within the memory bounds: at its place in the row or, if ``early``, as soon as fewer
+    microbatches are kept than allowed. What has started is never held up by what has not, and the microbatch
+    furthest behind never by bounds, unless pending weight gradients can free memory. So a rank waits only for
+    messages, and programs that the row does not foresee also run.
 
     Args:
         row: the actions of this rank.
-        most_active: how many microbatches may be under way at once.
-        most_kept: for how many, counted once a chunk, activations may be kept until their weight gradients.
+        most_active: how many microbatches may be in flight.
+        most_kept: for how many, counted once per chunk, activations may be kept until their weight gradients.
         window: how many may be between forward and backward; None for as many as ``most_kept``.
-        early: forwards may begin before their place in the row, as soon as the row would make the rank wait.
-        weights_last: weight gradients wait for a time in which nothing else can be done, or for memory.
-        forwards_first: no backward begins before all forwards have ended.
-        last_goes_last: the last microbatch goes backward after all others: replicas reduce gradients in it.
+        early: forwards may start before their place in the row, as soon as the row would make the rank wait.
+        weights_last: weight gradients wait until nothing else can run, or memory is needed.
+        forwards_first: no backward starts before all forwards have ended.
+        last_goes_last: the last microbatch's backward comes after all others, because replicas reduce
+            gradients in it.
     """
 
     waits_in_place = False
@@ -71,15 +72,15 @@ class TableOrder:
         self._choices = places.choices
         self._most_under_way = most_active if window is None else min(most_active, window)
         self._in_row = not (early or weights_last or forwards_first) and self._most_under_way == math.inf
-        self._done = 0  # that many microbatches from the first
-        self._passed = 0  # that many actions of the row
-        self._ended = 0  # that many have ended, too
+        self._done = 0  # the number of completed microbatches at the start
+        self._passed = 0  # the number of actions passed in the row
+        self._ended = 0  # the number of those that have also ended
 
     def pick(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
         """See :class:`Policy`."""
         place = self._ended = self._first_left(standing)
         if self._in_row:
-            # What comes first in the row nearly always can go on, and then nobody looks at the others.
+            # What comes first in the row can nearly always run, and then the others do not matter.
             choice = self._at_place(place, standing, can_go_on)
             if choice is not None:
                 return choice
@@ -89,7 +90,7 @@ class TableOrder:
         return choice._replace(instead_of=self._row[place])
 
     def _first_that_can(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
-        """Of all that can go on, what comes first in the row."""
+        """Return the first in the row of all that can run."""
         progress, _, weights = standing
         in_order, under_way, kept = self._in_order(standing)
         left, first_weights = self._earliest(weights) if weights else (None, math.inf)
@@ -110,10 +111,10 @@ class TableOrder:
         return None if left is None else Choice(*left)
 
     def _in_order(self, standing: Standing) -> tuple[list[tuple[int, int]], int, int]:
-        """What might go on, as (place in the row, microbatch), the first first; of new ones the next alone.
+        """Return what might run, as sorted (place in the row, microbatch); of new microbatches only the next.
 
         Returns:
-            Besides, how many microbatches are under way, and for how many, counted once a chunk, activations
+            Also how many microbatches are in flight, and for how many, counted once per chunk, activations
             are kept.
         """
         progress, chunks, weights = standing
@@ -125,7 +126,7 @@ class TableOrder:
         for microbatch in range(first, count):
             state = progress[microbatch]
             if state is _NEW:
-                fresh = microbatch  # and all after it
+                fresh = microbatch  # and all after it are
                 break
             if state is _DONE:
                 continue
@@ -149,7 +150,7 @@ class TableOrder:
         return waiting, under_way, kept
 
     def _first_left(self, standing: Standing) -> int:
-        """The place in the row of the first action that has not ended, if weight gradients have a place."""
+        """Return the place of the row's first action that has not ended, if weight gradients have places."""
         row, place = self._row, self._ended
         progress, chunks, weights = standing
         while place < len(row):
@@ -159,7 +160,7 @@ class TableOrder:
                 if state is _NEW or (kind == "W" and (microbatch, chunk) in weights):
                     break
                 if state in _FORWARDS:
-                    # A forward that waits inside has begun, and has not ended.
+                    # A forward that waits inside has started but not ended.
                     if kind != "F" or at <= chunk:
                         break
                 elif kind != "F" and at >= chunk and state is not _DONE:
@@ -168,7 +169,7 @@ class TableOrder:
         return place
 
     def _at_place(self, place: int, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
-        """The action at that place of the row, if it can go on."""
+        """Return the action at that place of the row, if it can run."""
         if place == len(self._row):
             return None
         kind, microbatch, chunk = self._row[place]
@@ -196,7 +197,7 @@ class TableOrder:
         return any(state is not _DONE for state in progress[:-1])
 
     def _earliest(self, weights: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], float]:
-        """The weight gradients that come first in the row, and where; at the end those that come last."""
+        """Return the weight gradients that come first in the row, and their place, by default its end."""
         if self._weights_last:
             return weights[0], math.inf
         earliest = weights[0] if len(weights) == 1 else min(weights, key=self._place_of_weights)
@@ -206,17 +207,17 @@ class TableOrder:
         return self._weights.get(weights, math.inf), weights
 
     def _has_room(self, place: int, kept: int, standing: Standing) -> bool:
-        """Whether a forward may begin."""
+        """Whether a forward may start."""
         return kept < self.most_kept and (self._early or place == self._next_place(standing))
 
     def _is_held_up(self, place: int, kept: int, standing: Standing, *, furthest_behind: bool) -> bool:
-        """Whether a further part of a forward must wait; the one furthest behind only for memory."""
+        """Whether a further part of a forward must wait; the one furthest behind waits only for memory."""
         if furthest_behind:
             return bool(standing.weights) and kept >= self.most_kept
         return not self._has_room(place, kept, standing)
 
     def _next_place(self, standing: Standing) -> int:
-        """Where in the row the first action is that has not been done."""
+        """Return the place of the first action in the row that has not been done."""
         place = self._passed
         while place < len(self._row) and self._is_done(self._row[place], standing):
             place += 1
@@ -237,19 +238,19 @@ class TableOrder:
 
 
 def _is_next(action: Action, standing: Standing) -> bool:
-    """Whether a forward or backward is what its microbatch does next: the program may have gone elsewhere."""
+    """Whether a forward or backward is its microbatch's next; the program may deviate from the table."""
     kind, microbatch, chunk = action
     in_forward = standing.progress[microbatch] in _FORWARDS
     return standing.chunks[microbatch] == chunk and (kind == "F") == in_forward
 
 
 class _Places(NamedTuple):
-    """Where the actions of a row are.
+    """The places of actions in a row.
 
     Attributes:
-        forwards, backwards: those of a kind, by chunk and microbatch.
-        weights: those of weight gradients, by (microbatch, chunk), as far as the row has them.
-        choices: of each microbatch, made once.
+        forwards, backwards: by chunk and microbatch.
+        weights: of weight gradients, by (microbatch, chunk), as far as the row has them.
+        choices: a Choice per microbatch, created once.
     """
 
     forwards: Sequence[Sequence[int]]
@@ -258,9 +259,9 @@ class _Places(NamedTuple):
     choices: Sequence[Choice]
 
     @staticmethod
-    @lru_cache(maxsize=64)  # every step asks anew
+    @lru_cache(maxsize=64)  # requested in every step
     def of(row: tuple[Action, ...]) -> _Places:
-        """The places of the actions of a row."""
+        """Return the places of the actions in a row."""
         places = {action: place for place, action in enumerate(row)}
         chunks = range(1 + max(action.chunk for action in row))
 

@@ -17,7 +17,7 @@ __all__ = ["fill_drain"]
 
 
 def fill_drain(ranks: int, microbatches: int) -> Table:
-    """The table of ``ranks`` stages.
+    """Return the table of ``ranks`` stages.
 
     Raises:
         ValueError: there are no ranks or no microbatches.

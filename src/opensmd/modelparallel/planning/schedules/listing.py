@@ -1,7 +1,6 @@
-"""List scheduling: a rank that is free does what a rule prefers of what it can do, within its memory.
+"""List scheduling: a free rank does what a rule prefers of all that it can do, within its memory.
 
-A rule is quick and blind. Several of them, each with its own idea of what comes first, are where a search
-(:mod:`.searched`) begins.
+A rule is fast but greedy. A search (:mod:`.searched`) starts from several of them with different preferences.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ class Rule(NamedTuple):
     """What a rank prefers.
 
     Attributes:
-        first: forwards, backwards, or the other of them than it has done last.
-        weights: when weight gradients come: at once, when nothing else can be done, or then and if they end
-            before what the rank waits for can have come.
-        ahead: how many microbatches more than there are ranks after it a rank takes in before a backward.
+        first: forwards, backwards, or alternating.
+        weights: when weight gradients come: at once, when nothing else can run, or only then and if they end
+            before what the rank waits for can arrive.
+        ahead: how many microbatches a rank takes before a backward, beyond the number of ranks after it.
     """
 
     first: Literal["F", "B", "other"]
@@ -41,7 +40,7 @@ RULES = tuple(Rule(*each) for each in itertools.product(_FIRST, _WEIGHTS, (1, 2,
 
 @dataclass
 class _ListedRank:
-    """How far a rank is; ``next`` counts by kind and chunk."""
+    """The progress of a rank; ``next`` counts by kind and chunk."""
 
     stages: Sequence[int]
     free: float = 0.0
@@ -58,14 +57,14 @@ def listed(
     most_kept: Sequence[int],
     rule: Rule,
 ) -> Rows | None:
-    """What the ranks do by a rule; None if that fills their memory with what cannot end.
+    """Schedule by a rule; return None if that fills memory with what cannot end.
 
     Args:
-        stages: of each rank.
-        times: of each stage.
-        microbatches: of the step.
-        most_kept: for how many, counted once a chunk, each rank may keep activations.
-        rule: what comes first.
+        stages: those of each rank.
+        times: those of each stage.
+        microbatches: those of the step.
+        most_kept: for how many, counted once per chunk, each rank may keep activations.
+        rule: decides what comes first.
     """
     return _Listing(stages, times, microbatches, most_kept, rule).run()
 
@@ -116,7 +115,7 @@ class _Listing:
             rank.kept += 1
             return
         rank.left.append(action._replace(kind="W"))
-        if not self._times[stage].weights:  # nothing is left
+        if not self._times[stage].weights:  # nothing is left over
             self._do(rank, rank.left[-1], rank.free)
 
     def _chosen(self, number: int, rank: _ListedRank, now: float) -> Action | None:
@@ -136,7 +135,7 @@ class _Listing:
         return any(now < begin < now + half for begin in begins)
 
     def _possible(self, number: int, rank: _ListedRank) -> Iterator[Action]:
-        """What comes next of each kind and chunk, if there is memory for it."""
+        """Return the next action of each kind and chunk, if there is memory for it."""
         chunks = len(rank.stages)
         for chunk in range(chunks):
             backward = rank.next.get(("B", chunk), 0)
@@ -145,14 +144,14 @@ class _Listing:
                 yield Action("B", backward, chunk)
             if forward == self._count:
                 continue
-            # what has begun must find memory in the chunks after this one
+            # what has started must find memory in later chunks
             room = self._most_kept[number] - rank.kept - (chunks - 1 - chunk)
             ahead = (len(self._ranks) - 1 - number) * chunks + self._rule.ahead
             if room > 0 and (chunk or forward - backward < ahead):
                 yield Action("F", forward, chunk)
 
     def _begins(self, rank: _ListedRank, action: Action) -> float:
-        """When what it needs has come; infinity if nobody knows yet."""
+        """Return when what it needs arrives; infinity if not known yet."""
         stage = rank.stages[action.chunk]
         needs: list[tuple[Kind, int, int]] = []
         if action.kind == "F" and stage:

@@ -7,8 +7,8 @@ Three ranks, four microbatches, a backward of two ticks (arXiv:1806.03377)::
     .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
 
 Rank r of P keeps the activations of P - r microbatches. Interleaved (arXiv:2104.04473), a rank has several
-chunks, and microbatches go through the first of all ranks, P at a time, before they go through the second:
-the bubble is as many times shorter as there are chunks, and more microbatches are kept.
+chunks, and microbatches go through the first chunks of all ranks, P at a time, before the second ones. The
+bubble is shorter by a factor of the number of chunks, but more microbatches are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["interleaved", "one_forward_one_backward"]
 
 
 def one_forward_one_backward(ranks: int, microbatches: int) -> Table:
-    """The table of ``ranks`` stages.
+    """Return the table of ``ranks`` stages.
 
     Raises:
         ValueError: there are no ranks or no microbatches.
@@ -29,10 +29,10 @@ def one_forward_one_backward(ranks: int, microbatches: int) -> Table:
 
 
 def interleaved(ranks: int, microbatches: int, *, chunks: int) -> Table:
-    """The table of ``ranks`` with ``chunks`` stages each.
+    """Return the table of ``ranks`` with ``chunks`` stages each.
 
     Raises:
-        ValueError: there are several chunks and the ranks do not divide the microbatches.
+        ValueError: there are several chunks, and the number of ranks does not divide the microbatches.
     """
     require_counts(ranks, microbatches, [chunks])
     if chunks > 1 and microbatches % ranks:
@@ -47,7 +47,7 @@ def interleaved(ranks: int, microbatches: int, *, chunks: int) -> Table:
 def _row(rank: int, ranks: int, microbatches: int, chunks: int) -> tuple[Action, ...]:
     forwards = [_turn(turn, ranks, chunks) for turn in range(microbatches * chunks)]
     backwards = [Action("B", first.microbatch, chunks - 1 - first.chunk) for first in forwards]
-    # One chunk: the ranks after this one. More: twice as far, and the whole first rounds.
+    # One chunk: the ranks after this one. More: twice that, plus the whole first rounds.
     ahead = ranks - 1 - rank if chunks == 1 else 2 * (ranks - 1 - rank) + (chunks - 1) * ranks
     ahead = min(ahead, len(forwards))
     row = forwards[:ahead]
@@ -57,7 +57,7 @@ def _row(rank: int, ranks: int, microbatches: int, chunks: int) -> tuple[Action,
 
 
 def _turn(turn: int, ranks: int, chunks: int) -> Action:
-    """The forward that comes ``turn``-th: groups of as many microbatches as ranks, chunk after chunk."""
+    """Return the ``turn``-th forward: groups of as many microbatches as ranks, chunk after chunk."""
     if chunks == 1:
         return Action("F", turn)
     group, place = divmod(turn, ranks * chunks)

@@ -1,4 +1,4 @@
-"""How long a table takes, and how much each rank keeps: every action begins as soon as it may."""
+"""How long a table takes and how much each rank keeps, if every action starts as soon as it can."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Played:
 
     @property
     def seconds(self) -> float:
-        """From the first action of all ranks to the last."""
+        """The time from the first action of all ranks to the last."""
         return max(row[-1].end for row in self.rows)
 
     @property
@@ -45,15 +45,15 @@ class Played:
 
     @property
     def kept(self) -> list[int]:
-        """For how many microbatches, counted once a chunk, each rank keeps activations at most.
+        """For how many microbatches, counted once per chunk, each rank keeps activations at most.
 
-        From the beginning of the forward to the end of the weight gradients, or of a backward that computes
-        them, too.
+        They are kept from the start of the forward to the end of the weight gradients, or of a backward that
+        includes them.
         """
         return [_most(row) for row in self.rows]
 
     def chart(self, tick: float = 1.0) -> str:
-        """A line a rank, a column a tick; dots are ticks in which a rank waits."""
+        """Return a chart with a line per rank and a column per tick; dots are ticks in which a rank waits."""
         width = max(len(str(timed.action)) for row in self.rows for timed in row)
         lines = []
         for row in self.rows:
@@ -71,16 +71,16 @@ def play(
     sending: float = 0.0,
     delays: Mapping[tuple[int, Action], float] | None = None,
 ) -> Played:
-    """Let every rank begin its next action as soon as it is free and has what the action needs.
+    """Start every rank's next action as soon as the rank is free and has what the action needs.
 
     Args:
-        times: of one F, B and W of one chunk, or those of every stage of the model; in any unit. A B that
-            computes weight gradients takes both.
-        sending: how long a tensor is on its way from one rank to another.
-        delays: how much longer an action of a rank takes.
+        times: of one F, B and W of one chunk, or of every stage, in any unit. A B that includes weight
+            gradients takes both times.
+        sending: how long a tensor is in transit from one rank to another.
+        delays: by how much actions of ranks are delayed.
 
     Raises:
-        ValueError: ranks wait for each other, so the table cannot be followed.
+        ValueError: ranks would deadlock, so the table cannot be followed.
     """
     return _Play(table, times, sending, delays or {}).run()
 
@@ -121,7 +121,7 @@ class _Play:
         return Played(tuple(map(tuple, rows)))
 
     def _timed(self, rank: int, action: Action, before: Sequence[Timed]) -> Timed | None:
-        """The action in time; None if what it needs has not been done yet."""
+        """Return the action with its times; None if what it needs has not been done yet."""
         start = before[-1].end if before else 0.0
         stage = self._table.stages[rank][action.chunk]
         for needs in self._needs(action, stage):

@@ -1,11 +1,11 @@
-"""A table searched for, from the times of the stages and the memory of the ranks.
+"""Searching for a table, given the times of the stages and the memory of the ranks.
 
-The published tables are made for stages that take equally long, and for F, B and W that do. Where they do
-not, others are shorter. Where to begin: the published tables that keep to the memory, and those of list
-scheduling by several rules (:mod:`.listing`). Then the shortest is changed as long as the search may go on:
-one action moves within its row, and the change stays if the step is no longer.
+The published tables assume that all stages take equally long, and that F, B and W do. Otherwise, other tables
+are shorter. The search starts with the published tables that fit the memory, and those of list scheduling by
+several rules (:mod:`.listing`). Then the shortest is changed for as long as the search may run: one action
+moves within its row, and the change stays unless the step gets longer.
 
-Three ranks and four microbatches, of which the middle one's backwards take two ticks, all else one::
+Three ranks and four microbatches; the middle rank's backwards take two ticks, everything else one::
 
     H1         F0 F1 F2 .  .  .  B0 W0 F3 B1 W1 .  .  B2 W2 .  B3 W3
                .  F0 F1 .  B0 B0 F2 B1 B1 W0 F3 B2 B2 W1 B3 B3 W2 W3
@@ -15,7 +15,7 @@ Three ranks and four microbatches, of which the middle one's backwards take two 
                .  F0 F1 F2 B0 B0 B1 B1 W0 F3 B2 B2 B3 B3 W1 W2 W3
                .  .  F0 B0 F1 B1 F2 B2 W0 W1 F3 B3 W2 W3
 
-The search draws from a generator with a fixed seed: the same arguments give the same table in every job.
+The search uses a fixed random seed, so the same arguments give the same table in every job.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble_h1,
 __all__ = ["published", "searched"]
 
 NAME = "searched"
-# so many actions are played in all: about a second
+# the number of actions simulated in total: about a second
 EFFORT = 300_000
-FARTHEST = 4  # places that an action moves at once
+FARTHEST = 4  # the most places that an action moves at once
 SAME_TIME = 1 - 1e-9
 
 
@@ -59,19 +59,19 @@ def searched(
     most_kept: int | Sequence[int],
     effort: int = EFFORT,
 ) -> Table:
-    """The shortest table that was found; never longer than the best published one within the same memory.
+    """Return the shortest table found; never longer than the best published one within the same memory.
 
     Args:
-        stages: of each rank, by chunk, counted in the order of the forward (:func:`.tables.looped`,
-            :func:`.tables.in_a_v`, also as :func:`.tables.fused` leaves that).
-        times: of each stage.
-        microbatches: of the step.
-        most_kept: for how many microbatches, counted once a chunk, every rank may keep activations.
-        effort: how many actions the search plays at most.
+        stages: those of each rank, by chunk, counted in forward order (:func:`.tables.looped`,
+            :func:`.tables.in_a_v`, also after :func:`.tables.fused`).
+        times: those of each stage.
+        microbatches: those of the step.
+        most_kept: for how many microbatches, counted once per chunk, every rank may keep activations.
+        effort: how many actions the search simulates at most.
 
     Raises:
-        ValueError: there are no ranks, microbatches or chunks, times do not fit them, or not one microbatch
-            may be kept.
+        ValueError: there are no ranks, microbatches or chunks, the times do not fit them, or not even one
+            microbatch may be kept.
     """
     ranks, chunks = len(stages), [len(own) for own in stages]
     require_counts(ranks, microbatches, chunks or [0])
@@ -88,7 +88,7 @@ def searched(
 
 
 def published(stages: Sequence[Sequence[int]], microbatches: int) -> Iterator[Table]:
-    """The tables of papers for ranks with these stages."""
+    """Return the published tables for ranks with these stages."""
     ranks = len(stages)
     layout = tuple(map(tuple, stages))
     chunks = len(layout[0])
@@ -118,7 +118,7 @@ def _shortest_beginning(
 
 
 def _split(table: Table) -> tuple[tuple[Action, ...], ...]:
-    """The rows of a table with weight gradients apart, right after their backward if it has none."""
+    """Return a table's rows with separate weight gradients; if it has none, right after their backward."""
     if table.splits:
         return table.rows
     return tuple(
@@ -132,7 +132,7 @@ def _split(table: Table) -> tuple[tuple[Action, ...], ...]:
 
 
 def _one_by_one(chunks: int, microbatches: int) -> tuple[Action, ...]:
-    """One microbatch after the other, as nothing needs less memory."""
+    """Return one microbatch after the other, which needs the least memory."""
     row: list[Action] = []
     for microbatch in range(microbatches):
         row += [Action("F", microbatch, chunk) for chunk in range(chunks)]
@@ -146,7 +146,7 @@ def _fits(played: Played, limits: Sequence[int]) -> bool:
 
 
 def _improved(table: Table, times: Sequence[ChunkTimes], limits: Sequence[int], effort: int) -> Table:
-    """``table`` after as many changes as the effort allows, each no loss."""
+    """Return ``table`` after as many changes as the effort allows, none of which makes it longer."""
     draw = random.Random(0)
     best, seconds = table, play(table, times).seconds
     for _ in range(effort // sum(map(len, table.rows))):
@@ -155,7 +155,7 @@ def _improved(table: Table, times: Sequence[ChunkTimes], limits: Sequence[int], 
             continue
         try:
             played = play(changed, times)
-        except ValueError:  # ranks would wait for each other
+        except ValueError:  # a deadlock
             continue
         if played.seconds <= seconds and _fits(played, limits):
             best, seconds = changed, played.seconds
@@ -163,7 +163,7 @@ def _improved(table: Table, times: Sequence[ChunkTimes], limits: Sequence[int], 
 
 
 def _with_one_moved(table: Table, draw: random.Random) -> Table | None:
-    """``table`` with one action elsewhere in its row; None if something must stay before it."""
+    """Return ``table`` with one action elsewhere in its row; None if something must stay before it."""
     number = draw.randrange(len(table.rows))
     row = list(table.rows[number])
     if len(row) == 1:
@@ -180,5 +180,5 @@ def _with_one_moved(table: Table, draw: random.Random) -> Table | None:
 
 
 def _must_keep_order(one: Action, other: Action) -> bool:
-    """The same microbatch's, and the same kind's in one chunk, whose messages come in their order."""
+    """Whether two actions must keep their order: those of one microbatch, or of one kind in one chunk."""
     return one.microbatch == other.microbatch or (one.kind, one.chunk) == (other.kind, other.chunk)

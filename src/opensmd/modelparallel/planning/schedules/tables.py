@@ -1,6 +1,7 @@
-"""A schedule as a table: for every rank the order of its actions, and which stages it has.
+"""A schedule as a table: for every rank, the order of its actions and its stages.
 
-A rank may have several chunks of the model. With two ranks and two chunks each, the model's four stages lie::
+A rank may have several chunks of the model. With two ranks and two chunks each, the model's four stages are
+placed::
 
     looped   rank 0: 0 2    in a V   rank 0: 0 3
              rank 1: 1 3             rank 1: 1 2
@@ -18,12 +19,13 @@ Kind = Literal["F", "B", "W"]
 
 
 class Action(NamedTuple):
-    """Something that a rank does for one microbatch.
+    """An action of a rank for one microbatch.
 
     Attributes:
-        kind: "F" forward, "B" backward, "W" weight gradients, which a B computes if the table has no W.
-        microbatch: of the step.
-        chunk: of the rank, in the order of the forward.
+        kind: "F" for forward, "B" for backward, "W" for weight gradients, which a B includes if the table has
+            no W.
+        microbatch: its number in the step.
+        chunk: the rank's chunk, counted in forward order.
     """
 
     kind: Kind
@@ -35,18 +37,18 @@ class Action(NamedTuple):
 
 
 class ChunkTimes(NamedTuple):
-    """Seconds of one microbatch in one stage of the model; ``weights`` is 0 where the backward has them."""
+    """Seconds of one microbatch in one stage; ``weights`` is 0 if the backward includes them."""
 
     forward: float
     backward: float
     weights: float
 
     def of(self, kind: Kind) -> float:
-        """The seconds of one action."""
+        """Return the seconds of one action."""
         return {"F": self.forward, "B": self.backward, "W": self.weights}[kind]
 
     def shared_out(self, chunks: int) -> ChunkTimes:
-        """The times of each of so many equal chunks."""
+        """Return the times of each of so many equal chunks."""
         return ChunkTimes(self.forward / chunks, self.backward / chunks, self.weights / chunks)
 
 
@@ -55,9 +57,9 @@ class Table:
     """A schedule.
 
     Attributes:
-        name: for people.
+        name: a readable name.
         rows: the actions of each rank.
-        stages: the stages of each rank, by chunk; counted in the order of the forward.
+        stages: the stages of each rank, by chunk, counted in forward order.
     """
 
     name: str
@@ -66,28 +68,28 @@ class Table:
 
     @property
     def splits(self) -> bool:
-        """Whether weight gradients are computed apart."""
+        """Whether weight gradients are separate actions."""
         return any(action.kind == "W" for row in self.rows for action in row)
 
     def __str__(self) -> str:
-        """The order of actions, a line a rank: ``F0 B0``; chunks after the first are ``F0a``, ``F0b``."""
+        """The actions, one line per rank: ``F0 B0``; chunks after the first are ``F0a``, ``F0b``."""
         return "\n".join(
             f"rank {rank}   {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(self.rows)
         )
 
 
 def looped(ranks: int, chunks: int = 1) -> tuple[tuple[int, ...], ...]:
-    """Stage after stage on rank after rank, and again from the first rank for every further chunk."""
+    """Assign consecutive stages to consecutive ranks, again from the first rank for every further chunk."""
     return tuple(tuple(chunk * ranks + rank for chunk in range(chunks)) for rank in range(ranks))
 
 
 def in_a_v(ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Down the ranks and up again: the first rank has the first stage and the last."""
+    """Assign stages down the ranks and up again: the first rank has the first and the last stage."""
     return tuple((rank, 2 * ranks - 1 - rank) for rank in range(ranks))
 
 
 def require_counts(ranks: int, microbatches: int, chunks: Sequence[int] = (1,)) -> None:
-    """Check what every schedule is made for.
+    """Check the requirements of every schedule.
 
     Raises:
         ValueError: there are no ranks, microbatches or chunks.
@@ -100,9 +102,10 @@ def require_counts(ranks: int, microbatches: int, chunks: Sequence[int] = (1,)) 
 
 
 def fused(table: Table) -> Table:
-    """``table`` with stages that follow each other on one rank as one, as a program passes them at once.
+    """Merge consecutive stages on one rank in ``table``, because a program passes them at once.
 
-    In a V that is the last rank, whose two stages are in the middle of the model. Stages are counted anew.
+    In a V that concerns the last rank, whose two stages are in the middle of the model. Stages are
+    renumbered.
     """
     rows, stages = [], []
     for row, own in zip(table.rows, table.stages, strict=True):

@@ -1,8 +1,8 @@
 """Zero bubble: backwards in two parts, and weight gradients where a rank would wait (arXiv:2401.10241).
 
 Three ranks, five microbatches, every action one tick. *H1* keeps what 1F1B keeps on its first rank and
-shortens the bubble to a third; *H2* keeps nearly twice as much and has none between a rank's first action
-and its last::
+shortens the bubble to a third; *H2* keeps nearly twice as much and has no bubble between a rank's first
+action and its last::
 
     H1   F0 F1 F2 .  .  B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4
          .  F0 F1 .  B0 F2 B1 W0 F3 B2 W1 F4 B3 W2 B4 W3 W4
@@ -23,7 +23,7 @@ __all__ = ["zero_bubble", "zero_bubble_h1", "zero_bubble_h2"]
 
 
 def zero_bubble(ranks: int, microbatches: int, more: int) -> Table:
-    """H1 with up to ``more`` forwards further ahead: no rank keeps more than ``ranks + more`` microbatches.
+    """Return H1 with up to ``more`` extra forwards ahead; no rank keeps over ``ranks + more`` microbatches.
 
     A rank that is so far ahead still has something to do while a gradient is late.
 
@@ -31,14 +31,14 @@ def zero_bubble(ranks: int, microbatches: int, more: int) -> Table:
         ValueError: there are no ranks or no microbatches.
     """
     require_counts(ranks, microbatches)
-    after = range(ranks - 1, -1, -1)  # that many ranks come after each
+    after = range(ranks - 1, -1, -1)  # the number of ranks after each
     ahead = [each + min(more, each) for each in after]
     rows = tuple(_row(microbatches, each, ranks - 1 + more - each) for each in ahead)
     return Table(f"zero bubble, {ranks + more} kept", rows, looped(ranks))
 
 
 def zero_bubble_h1(ranks: int, microbatches: int) -> Table:
-    """The table of ``ranks`` stages: no rank keeps more microbatches than there are ranks.
+    """Return the table of ``ranks`` stages: no rank keeps more microbatches than there are ranks.
 
     Raises:
         ValueError: there are no ranks or no microbatches.
@@ -47,7 +47,7 @@ def zero_bubble_h1(ranks: int, microbatches: int) -> Table:
 
 
 def zero_bubble_h2(ranks: int, microbatches: int) -> Table:
-    """The table of ``ranks`` stages: no rank keeps more than 2 * ranks - 1 microbatches.
+    """Return the table of ``ranks`` stages: no rank keeps more than 2 * ranks - 1 microbatches.
 
     Raises:
         ValueError: there are no ranks or no microbatches.
@@ -56,7 +56,7 @@ def zero_bubble_h2(ranks: int, microbatches: int) -> Table:
 
 
 def _row(microbatches: int, ahead: int, left: int) -> tuple[Action, ...]:
-    """``ahead`` forwards, then forward and backward in turn; weights follow ``left`` backwards later."""
+    """Return ``ahead`` forwards, then alternate F and B; weight gradients follow ``left`` backwards later."""
     ahead = min(ahead, microbatches)
     row = [Action("F", microbatch) for microbatch in range(ahead)]
     for microbatch in range(microbatches):
