@@ -25,16 +25,16 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "combinations.md"
 RANKS = 8
 HEAD = f"""# Every combination of degrees
 
-All ways of sharing a model out among ranks, trained together and in every precision: {{degrees}} combinations
+All ways of dividing a model among ranks, combined and trained in every precision: {{degrees}} combinations
 of partitions, tensor-parallel ranks, sharded parameters (`sharded_data_parallel_degree`) and copies of all
-that, which are all that {RANKS} processes allow. The models are an MLP, a tiny GPT-2 with tied embeddings and
-a tiny Llama. `python -m tests.combinations` runs them and renews this page.
+that. These are all combinations that fit {RANKS} processes. The models are an MLP, a tiny GPT-2 with tied
+embeddings and a tiny Llama. `python -m tests.combinations` runs them and renews this page.
 
-A training is {STEPS} steps of SGD with momentum, with gradients clipped over all ranks and two microbatches;
-the batch is always the same. It is compared with one process: FP32 with plain PyTorch, 16 bits with torch's
-own recipe (a model of 16 bits, FP32 masters, fp16 with a loss scale). The table shows the largest difference
-of a gradient in the first step, relative to the largest entry of its tensor. A difference that is too large
-would be printed in bold.
+A training is {STEPS} steps of SGD with momentum, with gradients clipped over all ranks and two microbatches.
+The batch is always the same. The training is compared with one process: FP32 with plain PyTorch, 16 bits with
+torch's own recipe (a model of 16 bits, FP32 masters, fp16 with a loss scale). The table shows the largest
+difference of a gradient in the first step, relative to the largest entry of its tensor. A difference that is
+too large would be printed in bold.
 
 - FP32 agrees within 1e-6 in losses, norms and gradients, and within 1e-5 in parameters after all steps.
 - In 16 bits, ranks add up numbers that have been rounded. One rounding is 7.8e-3 in bf16, and 9.8e-4 in fp16.
@@ -47,9 +47,10 @@ would be printed in bold.
 CHECKPOINTS = """
 ## Checkpoints
 
-{names} were also saved after the first step at each of these degrees, in parts and as a whole, with the
-optimizer's state and masters, and went on at each of them from both: {count} resumptions, after each of which
-losses, norms and parameters were compared in the same way with the undisturbed training of one process.
+{names} were also saved after the first step at each of these degrees, partially and in full, with the
+optimizer's state and masters. From both, training was resumed at each of these degrees: {count} resumptions.
+After each, losses, norms and parameters were compared in the same way with the undisturbed training of one
+process.
 {verdict}
 """
 RESUMED = [("MLP", "fp32"), ("MLP", "fp16")]
