@@ -258,3 +258,8 @@ def end_step_of_tensor_memory() -> None:
 
 def tensor_memory() -> TensorMemory:
     """What there is; all 0 before :func:`keep_tensor_memory`."""
+
+# --- devices ------------------------------------------------------------------------------------------------
+
+def number_cuda_devices(on: bool, /) -> None:
+    """Whether ``torch.device(0)`` is ``cuda:0`` in a torch that has found no accelerator."""

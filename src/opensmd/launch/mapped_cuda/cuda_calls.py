@@ -11,7 +11,7 @@ import platform
 import resource
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,21 +131,25 @@ def get_rng_state_all() -> list[torch.Tensor]:
     return [torch.get_rng_state() for _ in range(device_count())]
 
 
-def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     """Set the state of the CPU's generator."""
-    torch.set_rng_state(state)
+    torch.set_rng_state(new_state)
 
 
-def set_rng_state_all(states: Sequence[torch.Tensor]) -> None:
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     """Set the CPU generator's state to that of the selected device."""
-    torch.set_rng_state(states[_Current.index])
+    torch.set_rng_state([*new_states][_Current.index])
 
 
 class Event:
     """``torch.cuda.Event``: a point in time. Work on the CPU is done when the call returns."""
 
     def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
     ) -> None:
         self._time: float | None = None
 
@@ -153,11 +157,11 @@ class Event:
         """Note the present moment."""
         self._time = time.perf_counter()
 
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to ``end``."""
-        if self._time is None or end._time is None:
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to ``end_event``."""
+        if self._time is None or end_event._time is None:
             raise RuntimeError("elapsed_time needs two events that have been recorded")
-        return (end._time - self._time) * 1000.0
+        return (end_event._time - self._time) * 1000.0
 
     def query(self) -> bool:
         """True: nothing is ever pending."""
@@ -210,9 +214,9 @@ def current_stream(device: Any = None) -> Stream:
     return _DEFAULT_STREAM
 
 
-def stream(given: Stream | None) -> Stream:
+def stream_context(stream: Stream | None) -> Stream:
     """``torch.cuda.stream``: a context that changes nothing."""
-    return given or _DEFAULT_STREAM
+    return stream or _DEFAULT_STREAM
 
 
 def nccl_version() -> tuple[int, int, int]:
@@ -235,6 +239,11 @@ class Runtime:
     def cudaProfilerStop(self) -> int:
         """Success: there is no such profiler here."""
         return 0
+
+
+def synchronizes_silently() -> int:
+    """0: nothing is said of calls that wait for the device, because none has to."""
+    return 0
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -296,8 +305,10 @@ CALLS: dict[str, Any] = {
     "set_rng_state_all": set_rng_state_all,
     "Event": Event,
     "Stream": Stream,
-    "stream": stream,
+    "stream": stream_context,
     "current_stream": current_stream,
     "default_stream": current_stream,
     "set_stream": nothing,
+    "get_sync_debug_mode": synchronizes_silently,
+    "set_sync_debug_mode": nothing,
 }

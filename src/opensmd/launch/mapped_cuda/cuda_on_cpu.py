@@ -29,6 +29,7 @@ from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cu
 from opensmd.launch.mapped_cuda.cuda_calls import CALLS, nccl_version, raw_stream
 from opensmd.launch.mapped_cuda.generators import Generator
 from opensmd.launch.mapped_cuda.nccl_class import ProcessGroupNCCL
+from opensmd.launch.mapped_cuda.numbered import forget_numbers, number_devices
 from opensmd.launch.mapped_cuda.scripted import forget_scripted, script_as
 from opensmd.launch.mapped_cuda.sharded import forget_import, on_cpu_alone, when_imported
 from opensmd.launch.mapped_cuda.spawned import told_to_map
@@ -104,6 +105,7 @@ def install() -> None:
     with torch.device("cpu"):
         torch.empty(0)
     _replace(_places())
+    number_devices()
     when_imported(lambda module: _replace(_sharding(module)))
     # DataLoader(pin_memory=True) warns that it pins nothing, which is intended here.
     warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true but no accelerator")
@@ -120,6 +122,7 @@ def _replace(places: Iterable[_Place]) -> None:
 def uninstall() -> None:
     """Restore everything."""
     forget_import()
+    forget_numbers()
     forget_scripted()
     while _originals:
         owner, name, original = _originals.pop()
@@ -157,6 +160,8 @@ def _places() -> Iterator[_Place]:
         yield torch, name, on_cpu(getattr(torch, name))
     for name in ("fftfreq", "rfftfreq"):
         yield torch.fft, name, on_cpu(getattr(torch.fft, name))
+    for name in ("as_nested_tensor", "nested_tensor"):
+        yield torch.nested, name, on_cpu(getattr(torch.nested, name))
     for name in _NEW:
         yield torch.Tensor, name, on_cpu(getattr(torch.Tensor, name))
     starts = multiprocessing.spawn

@@ -46,7 +46,7 @@ def test_uninstalling_puts_every_original_back() -> None:
 
 @pytest.mark.usefixtures("mapped")
 def test_every_way_to_name_a_device_creates_on_the_cpu() -> None:
-    for device in ("cuda", "cuda:1", torch.device("cuda"), torch.device("cuda", 1), 0):
+    for device in ("cuda", "cuda:1", torch.device("cuda"), torch.device("cuda", 1), torch.device(1), 0):
         assert torch.zeros(2, device=device).device.type == "cpu"
         assert torch.ones(2).to(device).device.type == "cpu"
         assert torch.ones(2).to(device=device, dtype=torch.float64).dtype == torch.float64
@@ -59,6 +59,8 @@ def test_every_way_to_name_a_device_creates_on_the_cpu() -> None:
         assert torch.ones(2).type(kind).type() == "torch.DoubleTensor"
         assert nn.Linear(2, 2).type(kind).weight.dtype == torch.float64
     assert torch.fft.fftfreq(4, device="cuda").device.type == "cpu"
+    ragged = torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged, device="cuda")
+    assert ragged.device.type == "cpu"
     assert torch.ones(2).pin_memory().device.type == torch.ones(2, pin_memory=True).device.type == "cpu"
 
 
@@ -134,6 +136,22 @@ def test_a_device_is_selected_by_number_text_or_object() -> None:
         torch.cuda.set_device(2)
     with pytest.raises(ValueError, match="expected a CUDA device"):
         torch.cuda.set_device("cpu")
+
+
+def test_a_number_alone_names_a_device_of_cuda_and_nothing_else_changes() -> None:
+    cuda_on_cpu.install()
+    try:
+        assert (torch.device(1), torch.device("cpu")) == (torch.device("cuda", 1), torch.device(type="cpu"))
+        with torch.device(0):
+            assert torch.ones(1).device.type == "cpu"
+        for wrong in ("elsewhere", -1, None):
+            with pytest.raises((RuntimeError, TypeError)):
+                torch.device(wrong)
+    finally:
+        cuda_on_cpu.uninstall()
+    if not torch.accelerator.is_available():
+        with pytest.raises(RuntimeError, match="accelerator"):
+            torch.device(0)
 
 
 @pytest.mark.usefixtures("mapped")
@@ -213,7 +231,9 @@ def test_seeding_cuda_makes_draws_repeat() -> None:
     assert torch.equal(first, torch.rand(4, device="cuda"))
     state = torch.cuda.get_rng_state()
     first = torch.rand(4)
-    torch.cuda.set_rng_state(state)
+    torch.cuda.set_rng_state(new_state=state)
+    assert torch.equal(first, torch.rand(4))
+    torch.cuda.set_rng_state_all(new_states=iter([state, state]))
     assert torch.equal(first, torch.rand(4))
     torch.cuda.default_generators[1].set_state(state)
     assert torch.equal(first, torch.rand(4))
@@ -221,15 +241,15 @@ def test_seeding_cuda_makes_draws_repeat() -> None:
 
 @pytest.mark.usefixtures("mapped")
 def test_streams_events_and_memory_answer() -> None:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
     stream = torch.cuda.Stream()
     start.record()
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream=stream):
         x = torch.ones(4, device="cuda")
     torch.cuda.current_stream().wait_stream(stream)
     end.record()
     torch.cuda.synchronize()
-    assert start.elapsed_time(end) > 0
+    assert start.elapsed_time(end_event=end) > 0
     assert x.sum() == 4
     assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated()
     figures = torch.cuda.memory_stats()
@@ -239,6 +259,8 @@ def test_streams_events_and_memory_answer() -> None:
     assert torch._C._cuda_getCurrentRawStream(0) == 0
     assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
+    torch.cuda.set_sync_debug_mode("warn")
+    assert torch.cuda.get_sync_debug_mode() == 0
     with torch.cuda.nvtx.range("step"):
         torch.cuda.nvtx.mark("now")
 

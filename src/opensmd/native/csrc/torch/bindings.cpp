@@ -16,6 +16,7 @@
 #include "torch/direct.hpp"
 #include "torch/hosts/gloo_transport.hpp"
 #include "torch/memory/tensor_memory.hpp"
+#include "torch/numbered_devices.hpp"
 #include "torch/python_object.hpp"
 #include "torch/python_threads.hpp"
 #include "torch/timeline/torch_calls.hpp"
@@ -291,6 +292,8 @@ void bind_memory(py::module_& module) {
   module.def("tensor_memory", [] { return tensor_blocks().bytes(); });
 }
 
+void bind_devices(py::module_& module) { module.def("number_cuda_devices", &number_cuda_devices); }
+
 }  // namespace
 }  // namespace opensmd
 
@@ -302,4 +305,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   opensmd::bind_mailbox(module);
   opensmd::bind_events(module);
   opensmd::bind_memory(module);
+  opensmd::bind_devices(module);
 }

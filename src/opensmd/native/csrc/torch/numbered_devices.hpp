@@ -1,0 +1,9 @@
+// torch.device(0), where the CPU stands in for CUDA.
+#pragma once
+
+namespace opensmd {
+
+// Let a number alone name a CUDA device. Torch takes it for one of the machine's accelerator, and fails where there is none.
+void number_cuda_devices(bool on);
+
+}  // namespace opensmd
