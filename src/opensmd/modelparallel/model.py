@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from opensmd.collectives.gradients.buckets import require_bucket_size
 from opensmd.modelparallel.activation_checkpointing import checkpoint_layers
+from opensmd.modelparallel.compatibility.left_behind import LeftBehind
 from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.dry_run.first_plan import FirstPlan, PlanRequest, agree_on_plan
@@ -117,11 +118,14 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         require_elastic(backward_passes_per_step, gradient_as_bucket_view=gradient_as_bucket_view)
         half = smp_state.cfg.half_dtype
         checkpoint_layers(module, smp_state.checkpointed_layers)
+        replaced = LeftBehind(module)
         with goes_on(module) as root:
             root.add_module("module", distributed := distribute(module))
+            replaced.leave_out(distributed)
             if half is not None:
                 to_half(distributed, half)
         super().__init__(distributed)
+        self._replaced = replaced
         self._half = half
         self._levels = 1 if half is None else 2
         if smp_state.cfg.offload_activations:
@@ -379,6 +383,10 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return what the model now has in place of a parameter from before it was sharded."""
         return parameter if self._sharded is None else self._sharded.current(parameter)
+
+    def has_replaced(self, parameter: nn.Parameter) -> bool:
+        """Whether the model has another in the place of a parameter that it had when it was wrapped."""
+        return parameter in self._replaced or super().has_replaced(parameter)
 
     def _refuse(self, what: str) -> NoReturn:
         raise SMPError(

@@ -20,7 +20,7 @@ from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
 from opensmd.modelparallel.precision.half_optimizer import HalfMethods
-from opensmd.modelparallel.precision.layout import Layout
+from opensmd.modelparallel.precision.layout import Layout, names_in
 from opensmd.modelparallel.precision.loss_scale import (
     dynamic_arguments,
     require_one_scale,
@@ -206,8 +206,7 @@ class _Methods(PrecisionAttributes):
             return self._smp_layout.full_names
         if state.model is None:
             raise SMPError("parameters have names once smp.DistributedModel has wrapped their model")
-        names = {id(each): name for name, each in state.model.module.named_parameters()}
-        return [names[id(each)] for group in self.param_groups for each in group["params"]]
+        return names_in(state.model, [each for group in self.param_groups for each in group["params"]])
 
     def _smp_names_of_groups(self) -> list[list[str]]:
         """Return the module's names of all parameters, group by group."""

@@ -53,6 +53,9 @@ class WrappedModel(Protocol):
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return what the model now has in place of a parameter from before it was sharded."""
 
+    def has_replaced(self, parameter: nn.Parameter) -> bool:
+        """Whether the model has another in the place of a parameter that it had when it was wrapped."""
+
     @property
     def shards(self) -> dict[str, Shard]:
         """How parameters are split over the tensor-parallel ranks, by name."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel import communicate
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.optimizer import DistributedOptimizer
@@ -207,6 +208,29 @@ def check_rest() -> None:
     assert strange is state.optimizer
 
 
+def check_made_before() -> None:
+    """An optimizer whose parameters a model has replaced trains nothing, and says so."""
+    for settings in ({"tensor_parallel_degree": 2}, {"sharded_data_parallel_degree": 2}):
+        restart(ddp=True, **settings)
+        with smp.tensor_parallelism():
+            inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        plain = torch.optim.SGD(inner.parameters(), lr=0.1)
+        model = smp.DistributedModel(inner)
+        smp.step(lambda x, model=model: model.backward(model(x).sum()))(torch.ones(2, 4))
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        with pytest.raises(SMPError, match=r"2 of the 2 parameters of this SGD get no gradients: .* since"):
+            plain.step()
+    restart(ddp=True, tensor_parallel_degree=2)
+    with smp.tensor_parallelism():
+        inner = nn.Linear(4, 4)
+    wrapped = DistributedOptimizer(torch.optim.SGD(inner.parameters(), lr=0.1))
+    model = smp.DistributedModel(inner)
+    with pytest.raises(ValueError, match="has distributed modules now: make the optimizer of model"):
+        wrapped.state_dict()
+    with pytest.raises(ValueError, match="has distributed modules now: make the optimizer of model"):
+        smp.step(lambda x: model(x).sum())(torch.ones(2, 4))
+
+
 def check_scaler() -> None:
     """One rank's infinity makes all ranks skip; the scale stays the same everywhere."""
     for make in (OPTIMIZERS[0], OPTIMIZERS[1], lambda groups: torch.optim.Adam(groups, lr=0.1, fused=True)):
@@ -311,6 +335,12 @@ def test_torchs_own_scaler_is_warned_of(pool: Callable[[int], RankPool]) -> None
 
 def test_foreign_parameters_names_and_clipping(pool: Callable[[int], RankPool]) -> None:
     pool(2).run(check_rest, backend="gloo")
+
+
+def test_optimizers_with_parameters_that_the_model_has_replaced_say_so(
+    pool: Callable[[int], RankPool],
+) -> None:
+    pool(2).run(check_made_before)
 
 
 def test_an_infinity_on_one_rank_skips_the_step_on_all(pool: Callable[[int], RankPool]) -> None:

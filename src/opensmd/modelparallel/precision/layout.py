@@ -19,9 +19,35 @@ from torch import nn
 
 from opensmd.modelparallel.wrapped import WrappedModel
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "names_in"]
 
 ParameterGroup = dict[str, Any]
+
+
+def names_in(model: WrappedModel, parameters: Sequence[nn.Parameter], first: int = 0) -> list[str]:
+    """The module's names of an optimizer's parameters.
+
+    Args:
+        first: the number of the first of them, for the message.
+
+    Raises:
+        ValueError: one is not a parameter of the model.
+    """
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    for number, parameter in enumerate(parameters, first):
+        if id(parameter) in names:
+            continue
+        what = f"parameter {number} of the optimizer, of shape {tuple(parameter.shape)},"
+        if model.has_replaced(parameter):
+            raise ValueError(
+                f"{what} is not in the model any more, which has distributed modules now: make the optimizer "
+                "of model.parameters() after smp.DistributedModel"
+            )
+        raise ValueError(
+            f"{what} is not a parameter of the DistributedModel's module; give the optimizer only parameters "
+            "of this model"
+        )
+    return [names[id(parameter)] for parameter in parameters]
 
 
 @dataclass
@@ -56,23 +82,17 @@ class Layout:
             ValueError: a parameter is not the model's.
         """
         model = self.model
-        names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         first = self.count
         current = [model.current(given) for given in group["params"]]
-        for number, parameter in enumerate(current, first):  # checked before anything is changed
-            if id(parameter) not in names:
-                raise ValueError(
-                    f"parameter {number} of the optimizer, of shape {tuple(parameter.shape)}, is not a "
-                    "parameter of the DistributedModel's module; give the optimizer only parameters of this "
-                    "model"
-                )
+        names = names_in(model, current, first)  # checked before anything is changed
         self.numbers.append(list(range(first, first + len(current))))
         self.names.append(group.get("param_names"))
         kept = []
-        for position, (given, parameter) in enumerate(zip(group["params"], current, strict=True)):
+        for position, (given, parameter, name) in enumerate(
+            zip(group["params"], current, names, strict=True)
+        ):
             if parameter is not given and given in state:
                 state[parameter] = state.pop(given)
-            name = names[id(parameter)]
             self.full_names.append(name)
             self.shapes.append(parameter.shape)
             if model.is_local(name):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel.compatibility.left_behind import require_trained
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -45,6 +46,10 @@ class ModelState(Moves):
         """Return what the model now has in place of an earlier parameter; a subclass may shard some."""
         return parameter
 
+    def has_replaced(self, parameter: nn.Parameter) -> bool:
+        """Whether the model has another in the place of a parameter that it had when it was wrapped."""
+        return self.current(parameter) is not parameter
+
     def require_whole_batch(self, name: str) -> None:
         """Refuse ``name``, which needs the gradients of a whole batch, in one of several microbatches.
 
@@ -61,8 +66,11 @@ class ModelState(Moves):
         """Refuse ``name`` of an optimizer, wrapped or not, if it has parameters of this model.
 
         Raises:
-            SMPError: it has, and a step with several microbatches is running.
+            SMPError: it has, and a step with several microbatches is running; or this is the step of a plain
+                optimizer, and the model has others in their places.
         """
+        if name == "optimizer.step":
+            require_trained(optimizer, self.has_replaced)
         if self.running <= 1:  # the usual case: optimizers step between steps
             return
         own = {id(parameter) for parameter in self.get_module().parameters()}

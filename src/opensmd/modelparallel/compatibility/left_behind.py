@@ -1,0 +1,59 @@
+"""A word to scripts whose optimizer has parameters in whose places the model has got others.
+
+Distributed modules and sharding put parameters of their own into a model. ``smp.DistributedOptimizer`` knows
+of that; an optimizer that was made before, and is not wrapped, would step and train nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.wrapped import WrappedOptimizer
+
+__all__ = ["LeftBehind", "require_trained"]
+
+
+class LeftBehind:
+    """Parameters that a module had and its successor has not.
+
+    Args:
+        module: before anything is replaced.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._gone = {id(each): weakref.ref(each) for each in module.parameters()}
+
+    def leave_out(self, module: nn.Module) -> None:
+        """Those of the successor have not been replaced."""
+        for parameter in module.parameters():
+            self._gone.pop(id(parameter), None)
+
+    def __contains__(self, parameter: object) -> bool:
+        found = self._gone.get(id(parameter))
+        return found is not None and found() is parameter
+
+
+def require_trained(optimizer: torch.optim.Optimizer, is_replaced: Callable[[nn.Parameter], bool]) -> None:
+    """Refuse the step of a plain optimizer with replaced parameters, none of which has a gradient.
+
+    Where they have gradients, the script trains the module that was replaced by itself.
+
+    Raises:
+        SMPError: it has.
+    """
+    if isinstance(optimizer, WrappedOptimizer):
+        return
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    gone = [each for each in parameters if is_replaced(each)]
+    if gone and all(each.grad is None for each in gone):
+        raise SMPError(
+            f"optimizer.step: {len(gone)} of the {len(parameters)} parameters of this "
+            f"{type(optimizer).__name__} get no gradients: the model has others in their places since it "
+            "was distributed or sharded. Make the optimizer of model.parameters() after "
+            "smp.DistributedModel, and give it to smp.DistributedOptimizer"
+        )
