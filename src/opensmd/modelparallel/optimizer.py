@@ -45,6 +45,7 @@ from opensmd.modelparallel.state_dicts.optimizer_entries import (
     slices_of_entries,
     unsliced_state,
 )
+from opensmd.modelparallel.state_dicts.same_kind import require_same_kind
 from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import fitting_state
 from opensmd.modelparallel.tensor_parallel.whole_parameters import require_slices_suffice
 from opensmd.modelparallel.wrapped import WrappedModel
@@ -131,8 +132,8 @@ class _Methods(PrecisionAttributes):
 
         Raises:
             TypeError: ``state_dict`` is no dict.
-            ValueError: its groups or the shapes of its tensors do not fit this optimizer's; nothing has been
-                changed.
+            ValueError: it is of another kind of optimizer, or its groups or the shapes of its tensors do not
+                fit this optimizer's; nothing has been changed.
             SMPError: inside a step of a split model.
         """
         require_meeting("optimizer.load_state_dict")
@@ -159,6 +160,7 @@ class _Methods(PrecisionAttributes):
         if state.model is not None:
             given = fitting_state(state.model.get_module(), given, self._smp_names_of_groups())
         self._check_groups(given)
+        require_same_kind(self, given)  # type: ignore[arg-type]
         if state.model is not None and state.cfg.tensor_parallel_degree > 1:
             parameters = [each for group in self.param_groups for each in group["params"]]
             given["state"] = sliced_entries(
