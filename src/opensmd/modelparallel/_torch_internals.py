@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,7 @@ __all__ = [
     "put_parametrization_cache",
     "reaches",
     "run_backward",
+    "runs_step_hooks",
     "takes_hooks",
     "unversioned",
     "watchers",
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
+_Step = TypeVar("_Step", bound=Function)
 # Whether autocast is on in this thread, for any kind of device.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)
@@ -198,6 +200,15 @@ def gathered_vectors(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
     everyone = mine.new_empty(mine.numel() * group.size())
     group._allgather_base(everyone, mine).wait()
     return everyone
+
+
+def runs_step_hooks(step: _Step) -> _Step:
+    """Mark an optimizer's ``step`` as one that runs its hooks, as it calls a ``step`` of torch's that does.
+
+    Otherwise torch wraps it in one that runs them, too, when the optimizer loads state.
+    """
+    step.hooked = True  # type: ignore[attr-defined]
+    return step
 
 
 def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:

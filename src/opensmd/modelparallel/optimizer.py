@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel._torch_internals import runs_step_hooks, without_interception
 from opensmd.modelparallel.communicate import require_meeting
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
@@ -310,6 +310,7 @@ class _InStep:
     program that all ranks run alike.
     """
 
+    @runs_step_hooks
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Step, except in the dry run, which has no gradients."""
         if is_tracing():

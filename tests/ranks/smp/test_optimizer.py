@@ -154,6 +154,11 @@ def check_two_optimizers() -> None:
     for expected, optimizer in zip(plain, parts, strict=True):
         assert optimizer.local_state_dict()["_smp_is_partial"] is True
         assert same(optimizer.state_dict(), expected.state_dict())
+    ran: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: ran.append(1))
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    assert len(ran) == 1, "hooks run once in a step, also after loading"
 
 
 def check_rest() -> None:
