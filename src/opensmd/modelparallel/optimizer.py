@@ -118,8 +118,7 @@ class _Methods(PrecisionAttributes):
         """
         require_meeting("optimizer.state_dict()")
         if self._smp_layout is None:
-            waiting = self._smp_waiting
-            return unsliced_state(self._plain_state_dict() if waiting is None else waiting, self)
+            return unsliced_state(self._plain_state_dict(), self)
         own = self._renumbered(self._smp_layout)
         if state.groups.size(CommGroup.MP_GROUP) > 1:
             own["state"] = gathered_entries(own["state"], self._smp_layout, only_first=gather_to_rank0)

@@ -358,6 +358,8 @@ def changed_before_the_first_step(partitions: int) -> None:
         training.optimizer.param_groups[0]["lr"] = 0.02
         head = [each for name, each in training.model.named_parameters() if "head" in name]
         training.optimizer.add_param_group({"params": head, "lr": 0.03})
+        groups = training.optimizer.state_dict()["param_groups"]
+        assert [group["lr"] for group in groups] == [0.02, 0.03]
         losses.append([training.train(step) for step in (1, 2, 3)])
     assert losses[0] == losses[1]
 

@@ -170,10 +170,14 @@ class HalfMethods(PrecisionAttributes):
         for size in self._group_sizes()[len(saved) :]:  # type: ignore[attr-defined]
             saved.append(list(range(count, count + size)))
             count += size
-        return [
-            {**group_settings(own), "params": numbers}
-            for own, numbers in zip(self.param_groups, saved, strict=True)
-        ]
+        return [{**own, "params": numbers} for own, numbers in zip(self.param_groups, saved, strict=True)]
+
+    def _plain_state_dict(self) -> dict[str, Any]:
+        waiting = self._smp_waiting
+        if waiting is None:
+            plain: dict[str, Any] = super()._plain_state_dict()  # type: ignore[misc]
+            return plain
+        return {**waiting, "param_groups": self._smp_groups_since(waiting)}
 
     def _smp_follow_model(self) -> None:
         if self._smp_masters is not None:
