@@ -323,6 +323,21 @@ def check_ranks_without_parameters() -> None:
     off.follow_owners()
 
 
+def check_memory_order() -> None:
+    """State of another stage arrives with its strides: fused optimizers take them for the parameter's."""
+    restart(partitions=2)
+    inner = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Conv2d(3, 2, 2)).to(memory_format=torch.channels_last)
+    optimizer, model = DistributedOptimizer(torch.optim.Adam(inner.parameters())), ModelState(inner)
+    split(model)
+    for name, parameter in inner.named_parameters():
+        parameter.grad = torch.ones_like(parameter) if model.is_local(name) else None
+    optimizer.step()
+    whole = optimizer.state_dict()["state"]
+    for number, parameter in enumerate(inner.parameters()):
+        assert whole[number]["exp_avg"].stride() == parameter.stride(), number
+        assert whole[number]["exp_avg"].unique().numel() == 1
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_optimizers_train_and_exchange_state_like_plain_pytorchs(
     pool: Callable[[int], RankPool], size: int
@@ -332,6 +347,7 @@ def test_optimizers_train_and_exchange_state_like_plain_pytorchs(
 
 def test_two_optimizers_of_one_model_give_whole_state_dicts(pool: Callable[[int], RankPool]) -> None:
     pool(2).run(check_two_optimizers)
+    pool(2).run(check_memory_order)
 
 
 def test_torchs_own_scaler_is_warned_of(pool: Callable[[int], RankPool]) -> None:

@@ -19,6 +19,11 @@ from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedE
 from opensmd.modelparallel.ranks.composite import Form, composed, form_of, plain_parts
 from opensmd.modelparallel.ranks.gathered import newly_gathered
 from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.runtime.tensors.memory_layout import (
+    contiguous_strides,
+    in_memory_order,
+    strides_kept,
+)
 from opensmd.modelparallel.state_dicts.merge import is_partial, marked, with_versions
 from opensmd.modelparallel.state_dicts.missing_tensors import has_data
 
@@ -46,9 +51,14 @@ class _Description:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A plain tensor without its data."""
+    """A plain tensor without its data.
+
+    Attributes:
+        strides: on arrival, too; none of one that arrives contiguous.
+    """
 
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
     device: str
 
@@ -151,10 +161,14 @@ def _describe(own: Mapping[Key, Any]) -> dict[Key, _Description]:
             described[name] = _Description(twin=seen[place])
             continue
         seen[place] = name
-        described[name] = _Description(
-            tuple(_Sent(tuple(each.shape), each.dtype, each.device.type) for each in parts), form_of(value)
-        )
+        described[name] = _Description(tuple(map(_without_data, parts)), form_of(value))
     return described
+
+
+def _without_data(tensor: Tensor) -> _Sent:
+    # torch's fused optimizers take a parameter and its state for memory in the same order.
+    strides = strides_kept(tensor.shape, tensor.stride())
+    return _Sent(tuple(tensor.shape), strides, tensor.dtype, tensor.device.type)
 
 
 def _transfer(
@@ -181,9 +195,11 @@ def _transfer_part(
     me = dist.get_rank(group)
     if own is not None:
         tensor = own.detach()
-        sent = sendable(tensor)
     else:
-        tensor = sent = newly_gathered(torch.empty(part.shape, dtype=part.dtype, device=part.device))
+        strides = part.strides or contiguous_strides(part.shape)
+        made = torch.empty_strided(part.shape, strides, dtype=part.dtype, device=part.device)
+        tensor = newly_gathered(made)
+    sent = sendable(in_memory_order(tensor, part.shape, part.strides) if part.strides else tensor)
     if sent.numel() == 0:
         return tensor
     if not only_first:
