@@ -289,16 +289,30 @@ CHANGES: list[Callable[[nn.Linear], Any]] = [
 ]
 
 
+class BaseTunerLayer(nn.Module):
+    """Takes the place of PEFT's, which is known by this name."""
+
+    __module__ = "peft.tuners.tuners_utils"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.base_layer.weight * 2)
+
+
 def changed_modules() -> None:
     restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
     with smp.tensor_parallelism():
-        module = nn.ModuleList([nn.Linear(4, 4) for _ in (*CHANGES, None)])
+        module = nn.ModuleList([*[nn.Linear(4, 4) for _ in CHANGES], BaseTunerLayer(), nn.Linear(4, 4)])
     for change, linear in zip(CHANGES, module, strict=False):
         change(linear)
     x = torch.ones(2, 4)
     wanted = [linear.eval()(x) for linear in module]
     shared = smp.DistributedModel(module).get_module()
-    assert [isinstance(each, smp.nn.DistributedLinear) for each in shared] == [*[False] * len(CHANGES), True]
+    distributed = [isinstance(each, smp.nn.DistributedLinear) for each in shared]
+    assert distributed == [*[False] * len(CHANGES), False, True]
     for found, value in zip(shared, wanted, strict=True):
         torch.testing.assert_close(found(x), value)
 

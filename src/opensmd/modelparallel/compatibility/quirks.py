@@ -16,9 +16,21 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["forget_fake_results", "name_original_forwards", "reader_of_gradient", "records_outputs"]
+__all__ = [
+    "forget_fake_results",
+    "name_original_forwards",
+    "reader_of_gradient",
+    "reads_inner_weights",
+    "records_outputs",
+]
 
 _DEPTH = 4  # of containers in a result; those that contain themselves must end somewhere
+_PEFT_LAYER = "peft.tuners.tuners_utils.BaseTunerLayer"
+_CALLING_PEFT_LAYERS = (
+    "peft.tuners.lora.layer.Linear",
+    "peft.tuners.adalora.layer.SVDLinear",
+    "peft.tuners.ia3.layer.Linear",
+)
 _CLIPPING = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__
 
 
@@ -43,6 +55,18 @@ def forget_fake_results() -> None:
             gc.get_referents(candidate), _DEPTH
         ):
             candidate.cache_clear()
+
+
+def reads_inner_weights(module: nn.Module) -> bool:
+    """Whether a layer of PEFT (0.10 to 0.21) computes with the weights of the modules in it.
+
+    Some kinds only call these; DoRA, which is an option of LoRA's layers, does more than that.
+    """
+    if not any(_full_name(kind) == _PEFT_LAYER for kind in type(module).__mro__):
+        return False
+    variants = [getattr(module, name, {}) for name in ("lora_variant", "use_dora")]
+    has_variant = any(value for each in variants for value in each.values())
+    return has_variant or _full_name(type(module)) not in _CALLING_PEFT_LAYERS
 
 
 def name_original_forwards(module: nn.Module) -> None:
@@ -82,6 +106,10 @@ def _holds_fakes(values: Iterable[Any], depth: int) -> bool:
         if depth and type(value) is dict and _holds_fakes([*value.values()], depth - 1):
             return True
     return False
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _mentions(cls: type, name: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from opensmd.modelparallel._torch_internals import is_compiled
+from opensmd.modelparallel.compatibility.quirks import reads_inner_weights
 from opensmd.modelparallel.precision.half_module import to_half
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel._torch_internals import call_parts
@@ -52,6 +53,10 @@ class _Replacement:
     def of(self, module: nn.Module, name: str) -> nn.Module:
         if module in self._done:
             return self._done[module]
+        if reads_inner_weights(module):
+            logger.info("module %r is not distributed: it computes with the weights in it", name)
+            self._done[module] = module
+            return module
         self._done[module] = made = self._counterpart(module, name) or module
         if made is module and not isinstance(module, DistributedModule):
             for own, child in list(module.named_children()):

@@ -15,6 +15,7 @@ from opensmd.modelparallel.compatibility.quirks import (
     forget_fake_results,
     name_original_forwards,
     reader_of_gradient,
+    reads_inner_weights,
     records_outputs,
 )
 from opensmd.modelparallel.runtime.tensors.functions import getter
@@ -45,6 +46,33 @@ def test_functions_that_remember_fake_tensors_forget_all_and_others_nothing() ->
     forget_fake_results()
     assert type(positions(3)["positions"][0]) is Tensor
     assert name.cache_info().currsize == 1
+
+
+def kind_of(name: str, *bases: type) -> type[Any]:
+    """A class of a library that is not installed."""
+    place, _, own = name.rpartition(".")
+    return type(own, bases or (nn.Module,), {"__module__": place})
+
+
+@pytest.mark.parametrize(
+    ("name", "variants", "expected"),
+    [
+        ("lora.layer.Linear", {}, False),
+        ("lora.layer.Linear", {"use_dora": {"default": False}, "lora_variant": {}}, False),
+        ("lora.layer.Linear", {"use_dora": {"default": True}}, True),
+        ("lora.layer.Linear", {"lora_variant": {"default": object()}}, True),
+        ("lora.layer.Embedding", {}, True),
+        ("loha.layer.Linear", {}, True),
+        ("ia3.layer.Linear", {}, False),
+    ],
+)
+def test_layers_of_peft_that_compute_with_the_weights_in_them_are_known(
+    name: str, variants: dict[str, Any], expected: bool
+) -> None:
+    layer = kind_of(f"peft.tuners.{name}", kind_of("peft.tuners.tuners_utils.BaseTunerLayer"))()
+    layer.__dict__.update(variants)
+    assert reads_inner_weights(layer) is expected
+    assert not reads_inner_weights(nn.Linear(1, 1))
 
 
 def test_classes_that_do_not_ask_for_an_original_forward_are_left_alone() -> None:
