@@ -14,6 +14,7 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPNotInitializedError
 from opensmd.modelparallel.ranks.shards import shards_of
 from opensmd.modelparallel.state_dicts.distributed_parts import whole_entries
+from opensmd.modelparallel.tensor_parallel.distributed_module import mark_outermost
 from tests.support.partitioned import restart
 from tests.support.ranks import RankPool
 
@@ -235,6 +236,10 @@ def with_other_shapes() -> None:
         ValueError, match=r"of different shapes: \[2, 3\] \(torch.int64\), \[3, 2\] .*: pad all"
     ):
         model(torch.ones(sizes, dtype=torch.long))
+    pair = nn.ModuleDict({"one": nnp.DistributedLinear(4, 4), "other": nnp.DistributedLinear(4, 4)})
+    mark_outermost(pair)
+    with pytest.raises(ValueError, match=r"in different distributed modules: one, other\. .* the same way"):
+        list(pair.children())[smp.tp_rank()](torch.ones(2, 4))
 
 
 def test_what_ranks_give_to_a_shared_module_has_a_batch_of_one_shape_or_none(pool: Pools) -> None:

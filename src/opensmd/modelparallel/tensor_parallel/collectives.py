@@ -99,13 +99,17 @@ def own_slice(tensor: Tensor, axis: int) -> Tensor:
     return result
 
 
-def gather_batch(tensor: Tensor) -> Tensor:
+def gather_batch(tensor: Tensor, module: str = "") -> Tensor:
     """The batches of all ranks, one after the other.
 
+    Args:
+        tensor: this rank's.
+        module: the name of the module that gathers.
+
     Raises:
-        ValueError: on all ranks, if their batches have different shapes.
+        ValueError: on all ranks, if they are in different modules, or their batches have different shapes.
     """
-    _require_same_shape(tensor)
+    _require_same_call(tensor, module)
     result: Tensor = _GatherBatch.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
@@ -142,16 +146,25 @@ def all_gathered(tensor: Tensor, axis: int, size: int) -> Tensor:
     return whole.narrow(axis, 0, size)
 
 
-def _require_same_shape(tensor: Tensor) -> None:
-    """Batches of as many elements and another shape would mix; reading from a GPU would wait for it."""
+def _require_same_call(tensor: Tensor, module: str) -> None:
+    """Batches of as many elements would mix, whatever they are; reading from a GPU would wait for it."""
     if is_tracing() or not tensor.is_cpu:
         return
     group = tensor_process_group()
-    mine = torch.tensor([_form(tensor.shape, tensor.dtype)], device=tensor.device)
+    mine = torch.tensor([_form(tensor.shape, tensor.dtype, module)], device=tensor.device)
     if len(set(gathered_vectors(mine, group).tolist())) == 1:
         return
-    shapes: list[Any] = [None] * group.size()
-    dist.all_gather_object(shapes, (list(tensor.shape), tensor.dtype), group=group)
+    calls: list[Any] = [None] * group.size()
+    dist.all_gather_object(calls, (list(tensor.shape), tensor.dtype, module), group=group)
+    modules = [name for _, _, name in calls]
+    if len(set(modules)) > 1:
+        raise ValueError(
+            "the ranks of a tensor-parallel group are in different distributed modules: "
+            f"{', '.join(modules)}. Without prescaled_batch they compute each one together, so all must go "
+            "the same way through the model: decide by what they have in common (random numbers in "
+            "smp.random.common()), or use prescaled_batch=True with the same batch on all"
+        )
+    shapes = [(shape, dtype) for shape, dtype, _ in calls]
     raise ValueError(
         "the ranks of a tensor-parallel group gave a distributed module batches of different shapes: "
         f"{', '.join(f'{shape} ({dtype})' for shape, dtype in shapes)}. Without prescaled_batch it computes "
@@ -160,8 +173,8 @@ def _require_same_shape(tensor: Tensor) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _form(shape: torch.Size, dtype: torch.dtype) -> int:
-    return stable_hash((shape, dtype), 63)
+def _form(shape: torch.Size, dtype: torch.dtype, module: str) -> int:
+    return stable_hash((shape, dtype, module), 63)
 
 
 def _reduced(own: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:

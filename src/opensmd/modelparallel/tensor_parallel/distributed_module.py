@@ -33,11 +33,13 @@ class DistributedModule(ShardedModule):
 
     Attributes:
         is_outermost: no other distributed module contains it; set by ``smp.DistributedModel``.
+        place: its name in the model; set with it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.is_outermost = True
+        self.place = ""
 
     @property
     def scales_batch(self) -> bool:
@@ -50,7 +52,7 @@ class DistributedModule(ShardedModule):
 
     def gather_batch(self, tensor: Tensor) -> Tensor:
         """The ranks' batches one after the other, along axis 0, if they have different ones."""
-        return collectives.gather_batch(tensor) if self.scales_batch else tensor
+        return collectives.gather_batch(tensor, self.place) if self.scales_batch else tensor
 
     def scatter_batch(self, tensor: Tensor) -> Tensor:
         """The part of an output that belongs to this rank's own batch."""
@@ -60,9 +62,11 @@ class DistributedModule(ShardedModule):
 class BatchGather(nn.Module):
     """:func:`gather_batch` as a module, for those that a pipeline may run piece by piece."""
 
+    place = ""  # its name in the model
+
     def forward(self, tensor: Tensor) -> Tensor:
         """All ranks' batches."""
-        return collectives.gather_batch(tensor)
+        return collectives.gather_batch(tensor, self.place)
 
 
 class BatchScatter(nn.Module):
@@ -95,8 +99,10 @@ def outermost(module: nn.Module) -> Iterator[tuple[str, DistributedModule]]:
 
 
 def mark_outermost(module: nn.Module) -> None:
-    """Let every distributed module below ``module`` know whether it is in another one."""
+    """Let every distributed module below ``module`` know whether it is in another one, and where."""
     top = {one for _, one in outermost(module)}
-    for submodule in module.modules():
+    for name, submodule in module.named_modules():
         if isinstance(submodule, DistributedModule):
             submodule.is_outermost = submodule in top
+        if isinstance(submodule, DistributedModule | BatchGather):
+            submodule.place = name
