@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -251,17 +253,19 @@ def dropout_before_shared_modules() -> None:
     model = smp.DistributedModel(module)
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     torch.manual_seed(smp.rank())
+    random.seed(smp.rank())
 
     @smp.step
     def step_function(x: Tensor) -> Tensor:
-        output = model(x)
+        output = model(x * random.random() * numpy.random.random())
         model.backward(output.square().mean())
         return output
 
     for _ in range(2):
         output = step_function(torch.ones(4, 8)).concat()
         optimizer.step()
-    for one in (output, module[1].bias.detach(), module[3].bias.detach(), torch.rand(3)):
+    drawn = torch.tensor([random.random(), numpy.random.random()])
+    for one in (output, module[1].bias.detach(), module[3].bias.detach(), torch.rand(3), drawn):
         mine, other = smp.allgather(one, smp.TP_GROUP)
         assert mine.equal(other)
 

@@ -6,5 +6,5 @@ modules without children alone, which the pipeline never cuts in two.
 
 Begin with ``distributed_module``, then ``registry``, which says what a module becomes. Imports ``ranks``,
 ``compatibility``, ``redirection``, of ``precision`` what makes modules narrow, of ``dry_run`` whether it is
-under way, and of the ``runtime`` what compares a step's inputs.
+under way, and of the ``runtime`` what compares a step's inputs and random numbers.
 """

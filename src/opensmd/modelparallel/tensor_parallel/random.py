@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.ranks.sendable import control_device
+from opensmd.modelparallel.runtime.side_effects.random_numbers.positions import generator_positions
+from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import GeneratorStates
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.tensor_group import (
     tensor_process_group,
@@ -32,9 +34,11 @@ __all__ = [
     "CommonDropout",
     "common",
     "follow_first_rank",
+    "follow_script_of_first_rank",
     "generator_states",
     "manual_seed",
     "per_tensor_rank",
+    "script_position",
 ]
 
 RANGE = 1 << 48
@@ -101,6 +105,18 @@ def follow_first_rank() -> None:
     torch.set_rng_state(everyones[0].cpu())
     for number, each in zip(_devices(), everyones[1:], strict=True):
         torch.cuda.set_rng_state(each.cpu(), number)
+
+
+def script_position() -> int:
+    """Where this rank's generators of Python and NumPy are, as a number."""
+    return hash(tuple(each or (0, 0) for each in generator_positions()))
+
+
+def follow_script_of_first_rank() -> None:
+    """As :func:`follow_first_rank`, of Python's and NumPy's generators."""
+    found = [GeneratorStates.now()]
+    dist.broadcast_object_list(found, group=tensor_process_group(), group_src=0)
+    found[0].put()
 
 
 @contextlib.contextmanager

@@ -16,7 +16,12 @@ from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.runtime.messages.step_inputs import fingerprint
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
-from opensmd.modelparallel.tensor_parallel.random import follow_first_rank, generator_states
+from opensmd.modelparallel.tensor_parallel.random import (
+    follow_first_rank,
+    follow_script_of_first_rank,
+    generator_states,
+    script_position,
+)
 from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_group, tensor_size
 
 __all__ = ["begin_alike"]
@@ -33,14 +38,17 @@ def begin_alike(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if tensor_size() == 1 or not state.cfg.prescaled_batch:
         return
     group = tensor_process_group()
-    # Both in one collective, as this is the price of every step.
-    numbers = [fingerprint(structure.tensors_in((args, kwargs))), fingerprint(generator_states())]
+    # All in one collective, as this is the price of every step.
+    data, drawn = fingerprint(structure.tensors_in((args, kwargs))), fingerprint(generator_states())
+    numbers = [data, drawn, script_position()]
     everyone = gathered_vectors(torch.tensor(numbers, device=control_device(group)), group).tolist()
-    if len(set(everyone[::2])) > 1:
+    if len(set(everyone[::3])) > 1:
         raise SMPError(
             f"rank {state.rank}: the ranks of a tensor-parallel group called the step with different data. "
             "With prescaled_batch=True they need the same batch: shard data by smp.rdp_rank() of "
             "smp.rdp_size(). Set it to False to give each rank a batch of its own"
         )
-    if len(set(everyone[1::2])) > 1:
+    if len(set(everyone[1::3])) > 1:
         follow_first_rank()
+    if len(set(everyone[2::3])) > 1:
+        follow_script_of_first_rank()
