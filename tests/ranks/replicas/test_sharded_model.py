@@ -490,6 +490,43 @@ def goes_on_where_weights_lie_otherwise() -> None:
     assert (train(2), train(3)) == pytest.approx(wanted, rel=1e-6)
 
 
+class ReadsWeights(nn.Module):
+    """Computes with its layers' weights between their calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x)) @ self.last.weight + self.first.bias
+
+
+def reads_weights_between_calls() -> None:
+    shutdown()
+    smp.init({"partitions": 2, "sharded_data_parallel_degree": 2, "ddp": True, **AT_ONCE})
+    torch.manual_seed(0)
+    net = ReadsWeights()
+    plain = copy.deepcopy(net)
+    model = smp.DistributedModel(net)
+    smp.set_partition(net.last, 1)
+    train = smp.step(lambda x: model.backward(model(x).square().mean()))
+    for own, work in ((model, train), (plain, lambda x: plain(x).square().mean().backward())):
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        if own is model:
+            optimizer = smp.DistributedOptimizer(optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            work(torch.ones(2, WIDTH))
+            optimizer.step()
+    assert set(smp.allgather(len(list(model.local_parameters())), smp.PP_GROUP)) == {2}
+    for name, wanted in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], wanted)
+
+
+def test_parameters_of_a_split_model_are_read_outside_of_their_modules(pool: Pools) -> None:
+    pool(4).run(reads_weights_between_calls)
+
+
 def test_state_of_weights_that_lie_otherwise_in_memory_is_sharded_as_they_are(pool: Pools) -> None:
     pool(4).run(goes_on_where_weights_lie_otherwise)
 

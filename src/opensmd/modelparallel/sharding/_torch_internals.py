@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 __all__ = [
     "by_hand",
     "drop_gradients",
+    "gathered_parameters",
     "gradients_found",
     "local_part",
     "make_memory",
@@ -55,6 +56,11 @@ def make_memory(units: Sequence[FSDPModule]) -> None:
                 group.unshard()
                 group.wait_for_unshard()
                 group.reshard()
+
+
+def gathered_parameters(module: FSDPModule) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """The sharded parameters of a unit that is gathered, and what is in their places meanwhile."""
+    return [(each.sharded_param, each.unsharded_param) for each in _parameters(module)]
 
 
 def zeros_where(module: FSDPModule, wanted: Mapping[int, bool]) -> None:

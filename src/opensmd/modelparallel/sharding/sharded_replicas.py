@@ -18,14 +18,17 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
+from opensmd.modelparallel.runtime.tensors.tags import put_tag, tag_of
 from opensmd.modelparallel.sharding._torch_internals import (
     by_hand,
     drop_gradients,
+    gathered_parameters,
     gradients_found,
     make_memory,
     reduce_now,
@@ -88,6 +91,7 @@ class ShardedReplicas(ReplicasTogether):
         if self._split:
             for unit in self._sharded.units:
                 unit.unshard()
+                _tell_homes(unit)
         elif self._sharded.stays_gathered:
             self._reduces(False)
 
@@ -152,3 +156,11 @@ class ShardedReplicas(ReplicasTogether):
         for unit in reversed(self._sharded.units):
             zeros_where(unit, wanted)
             reduce_now(unit)
+
+
+def _tell_homes(unit: FSDPModule) -> None:
+    """The step function may use a parameter outside of its module, where all ranks must know of it."""
+    for sharded, gathered in gathered_parameters(unit):
+        tag = tag_of(sharded)
+        if tag is not None:
+            put_tag(gathered, tag)
