@@ -9,6 +9,7 @@ has.
 from __future__ import annotations
 
 from collections.abc import Collection
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -201,9 +202,10 @@ def _nearest(values: dict[int, Any], microbatch: int) -> Any:
 def _is_own(value: Any) -> bool:
     """Whether it is one microbatch's own: there are tensors in it, or may soon be, or it is noted for later.
 
-    What says that something has been made once and for all (a flag, a handle) is everybody's.
+    Functions are put in the places of others for a while, as PEFT does for generating. What says that
+    something has been made once and for all (a flag, a handle) is everybody's.
     """
-    if isinstance(value, (list, dict)) and not value:
+    if isinstance(value, FunctionType | MethodType) or (isinstance(value, (list, dict)) and not value):
         return True
     return _is_noted(value) or bool(structure.tensors_in(value))
 
