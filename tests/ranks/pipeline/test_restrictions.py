@@ -181,6 +181,11 @@ def only_on_one_rank(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return loss
 
 
+def returning_sparse(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    out: Tensor = model(x)
+    return out.relu().to_sparse()
+
+
 def saving(model: Any, x: Tensor, y: Tensor) -> Tensor:
     loss = trained(model, x, y)
     model.state_dict()
@@ -410,6 +415,9 @@ RESTRICTIONS = {
         returning_what_was_kept,
     ),
     "a sparse tensor of another partition": Restriction(("sparse tensors do not go from one",), Sparse),
+    "a sparse tensor that a step returns": Restriction(
+        ("returned a sparse tensor of shape", "Return tensor.to_dense()"), step=returning_sparse
+    ),
     "a buffer that modules of several partitions change": Restriction(
         ("has changed a buffer of shape (12,) in place", "on one partition with smp.set_partition"),
         with_one_average,

@@ -13,11 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.runtime.messages.message import Kind, make_tag
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.tensors import structure
-from opensmd.modelparallel.runtime.tensors.memory_layout import arranged, in_memory_order, strides_kept
+from opensmd.modelparallel.runtime.tensors.memory_layout import (
+    arranged,
+    in_memory_order,
+    is_sparse,
+    strides_kept,
+)
 from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, tags_of
 
 __all__ = ["Results"]
@@ -113,6 +118,12 @@ class Results:
             data: Tensor | None = None
             if tag.home == context.rank:
                 tensors[place] = data = (leaf if tag.real is None else tag.real).detach()
+                if is_sparse(data):
+                    raise SMPUnsupportedError(
+                        f"microbatch {index} returned a sparse tensor of shape {tuple(data.shape)} from the "
+                        f"step, which pipeline rank {context.rank} has computed, and sparse tensors do not "
+                        "go from one to another. Return tensor.to_dense()"
+                    )
             form = form_of(leaf, tag)
             elements = math.prod(form[0])
             is_small = elements * form[2].itemsize <= _SMALL_BYTES
