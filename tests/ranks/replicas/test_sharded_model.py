@@ -400,12 +400,26 @@ def saves_and_goes_on_anywhere(folder: Path) -> None:
         again.optimizer.load_state_dict(parts | {"_smp_shard": (1, 3)})
 
 
+class Quantized(nn.Module):
+    """Multiplies with a frozen weight of whole numbers that has its scale beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = 3 * torch.eye(WIDTH, dtype=torch.int8)
+        self.weight = nn.Parameter(numbers, requires_grad=False)
+        self.weight.scale = 0.5  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x @ (self.weight * self.weight.scale)  # type: ignore[attr-defined]
+        return out
+
+
 def trains_sparse_rows() -> None:
     """What stays whole may have sparse gradients, and what is cut may have state from the beginning."""
 
     def make(*, sparse: bool) -> nn.Sequential:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Embedding(WIDTH, 6, sparse=sparse), nn.Linear(6, WIDTH))
+        return nn.Sequential(nn.Embedding(WIDTH, 6, sparse=sparse), nn.Linear(6, WIDTH), Quantized())
 
     shutdown()
     smp.init({"sharded_data_parallel_degree": 2, "ddp": True, **AT_ONCE})

@@ -161,6 +161,7 @@ def _chosen(module: nn.Module, names: Collection[str]) -> set[int]:
         if name in names
         and parameter.dim() > 0
         and parameter.layout is torch.strided
+        and parameter.is_floating_point()  # quantized weights have their scales beside them
         and not isinstance(parameter, DTensor)
         and id(parameter) not in looked_up
     }
