@@ -517,7 +517,8 @@ class ReadsWeights(nn.Module):
 
 def reads_weights_between_calls() -> None:
     shutdown()
-    smp.init({"partitions": 2, "sharded_data_parallel_degree": 2, "ddp": True, **AT_ONCE})
+    by_hand = {"auto_partition": False, "default_partition": 0}
+    smp.init({"partitions": 2, "sharded_data_parallel_degree": 2, "ddp": True, **AT_ONCE, **by_hand})
     torch.manual_seed(0)
     net = ReadsWeights()
     plain = copy.deepcopy(net)
@@ -535,6 +536,31 @@ def reads_weights_between_calls() -> None:
     assert set(smp.allgather(len(list(model.local_parameters())), smp.PP_GROUP)) == {2}
     for name, wanted in plain.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], wanted)
+
+
+def calls_parts_alone(settings: dict[str, Any]) -> None:
+    """A step that never calls the whole model, as of a generator and its discriminator in turn."""
+    shutdown()
+    smp.init({"sharded_data_parallel_degree": 2, "ddp": True, **settings})
+    torch.manual_seed(0)
+    parts = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)])
+    plain = copy.deepcopy(parts)
+    model = smp.DistributedModel(parts, find_unused_parameters=True)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    wanted = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for number in (0, 1, 0):
+        optimizer.zero_grad()
+        wanted.zero_grad()
+        smp.step(lambda x, part: model.backward(parts[part](x).square().mean()))(torch.ones(2, WIDTH), number)
+        torch.autograd.backward(plain[number](torch.ones(2, WIDTH)).square().mean())
+        optimizer.step()
+        wanted.step()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+def test_a_step_may_call_parts_of_a_sharded_model_alone(pool: Pools) -> None:
+    for settings in (BY_BLOCK, AT_ONCE):
+        pool(2).run(calls_parts_alone, settings)
 
 
 def test_parameters_of_a_split_model_are_read_outside_of_their_modules(pool: Pools) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 __all__ = [
     "by_hand",
     "drop_gradients",
+    "gather_root",
     "gathered_parameters",
     "gradients_found",
     "local_part",
@@ -56,6 +57,12 @@ def make_memory(units: Sequence[FSDPModule]) -> None:
                 group.unshard()
                 group.wait_for_unshard()
                 group.reshard()
+
+
+def gather_root(root: FSDPModule) -> None:
+    """Gather what lies outside of blocks: a step may call parts of the model, and never the whole of it."""
+    root._get_fsdp_state()._lazy_init()
+    root.unshard()
 
 
 def gathered_parameters(module: FSDPModule) -> list[tuple[nn.Parameter, nn.Parameter]]:

@@ -28,6 +28,7 @@ from opensmd.modelparallel.runtime.tensors.tags import put_tag, tag_of
 from opensmd.modelparallel.sharding._torch_internals import (
     by_hand,
     drop_gradients,
+    gather_root,
     gathered_parameters,
     gradients_found,
     make_memory,
@@ -92,7 +93,9 @@ class ShardedReplicas(ReplicasTogether):
             for unit in self._sharded.units:
                 unit.unshard()
                 _tell_homes(unit)
-        elif self._sharded.stays_gathered:
+            return
+        gather_root(self._sharded.units[-1])
+        if self._sharded.stays_gathered:
             self._reduces(False)
 
     def before_last_backward(self, roots: Sequence[Tensor]) -> None:
