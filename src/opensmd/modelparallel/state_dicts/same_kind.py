@@ -64,7 +64,7 @@ def _lacking_settings(
     needed = [name for name in inspect.signature(kind).parameters if name in optimizer.defaults]
     completed = kind.__new__(kind)
     settings = [{**group_settings(each), "params": []} for each in groups]
-    completed.__setstate__({"defaults": optimizer.defaults, "state": {}, "param_groups": settings})
+    completed.__setstate__({"defaults": dict(optimizer.defaults), "state": {}, "param_groups": settings})
     return [name for name in needed if any(name not in group for group in completed.param_groups)]
 
 
