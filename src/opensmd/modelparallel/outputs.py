@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["StepOutput", "detached", "merge_results", "rebuild_mapping", "rebuild_sequence"]
+__all__ = ["StepOutput", "merge_results", "rebuild_mapping", "rebuild_sequence"]
 
 _WAY_OUT = (
     "it holds one tensor for each microbatch. Make one of them with reduce_mean(), reduce_sum(), concat() or "
@@ -137,14 +137,3 @@ def rebuild_sequence(like: Any, items: list[Any]) -> Any:
     if type(like) is tuple:
         return tuple(items)
     return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
-
-
-def detached(result: Any) -> Any:
-    """Return a microbatch's result without its graphs."""
-    if isinstance(result, Tensor):
-        return result.detach()
-    if isinstance(result, Mapping):
-        return rebuild_mapping(result, {key: detached(value) for key, value in result.items()})
-    if isinstance(result, (list, tuple)):
-        return rebuild_sequence(result, [detached(part) for part in result])
-    return result

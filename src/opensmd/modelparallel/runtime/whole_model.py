@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import reaches, run_backward
-from opensmd.modelparallel.outputs import detached
 from opensmd.modelparallel.redirection._torch_internals import replaced_backward
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import Reducer
 from opensmd.modelparallel.runtime.backward.roots import root_gradient, root_pairs
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
+from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
 
 __all__ = ["WholeModel"]
@@ -55,7 +55,7 @@ class WholeModel:
             for microbatch, (args, kwargs) in enumerate(calls):
                 self._microbatch = microbatch
                 result = function(*args, **kwargs)
-                results.append(detached(result) if detach else result)
+                results.append(_detached(result) if detach else result)
         return results
 
     def backward(
@@ -106,3 +106,8 @@ class WholeModel:
             self._in_backward = False
         if reducer is not None:
             reducer.after_backward()
+
+
+def _detached(result: Any) -> Any:
+    """Return a microbatch's result without its graphs."""
+    return structure.substitute(result, iter([each.detach() for each in structure.tensors_in(result)]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,6 +14,14 @@ from torch.utils.checkpoint import checkpoint
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.whole_model import WholeModel
+
+
+@dataclass
+class Result:
+    """What a step returns, with tensors somewhere inside."""
+
+    name: str
+    tensors: dict[str, list[Tensor]]
 
 
 class Listening:
@@ -39,12 +48,12 @@ def run(step: Callable[[WholeModel, Tensor], Any], microbatches: int = 2) -> tup
 
 
 def test_microbatches_run_in_turn_and_replicas_reduce_in_the_last_backward() -> None:
-    def step(model: WholeModel, out: Tensor) -> Tensor:
+    def step(model: WholeModel, out: Tensor) -> Result:
         model.backward(out.sum(), None, None, share=0.5)
-        return out
+        return Result("a", {"each": [out]})
 
     results, heard, count = run(step)
-    assert [result.requires_grad for result in results] == [False, False]
+    assert [result.tensors["each"][0].requires_grad for result in results] == [False, False]
     assert heard == ["after", "last", "after"] and count == 2
 
 
