@@ -24,6 +24,7 @@ _SPEEDS = {"link": 1e9 / 8, "delay": 1e-6, "memory": 1e9, "sockets": 1e9, "messa
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
+_MOST_BYTES = 1 << 47  # that a process can address
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,10 @@ def _bytes(env: Mapping[str, str], name: str) -> int | None:
     text = env.get(name, "").strip()
     if not text:
         return None
-    if not text.isdecimal():
-        raise ValueError(f"{name}={env[name]!r}: expected a number of bytes, for example {1 << 30}")
+    if not text.isdecimal() or int(text) > _MOST_BYTES:
+        raise ValueError(
+            f"{name}={env[name]!r}: expected a number of bytes up to {_MOST_BYTES}, for example {1 << 30}"
+        )
     return int(text)
 
 

@@ -391,6 +391,12 @@ def run_wrong_arguments() -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size
+    # Of as many elements in all, and a group of its own, which does not go on.
+    rank, group = dist.get_rank(), dist.new_group()
+    with pytest.raises(
+        dist.DistBackendError, match=r"rank 0 called .*elements by rank \[2, 3.*by rank \[3, 2"
+    ):
+        dist.reduce_scatter(torch.empty(2), [torch.ones(2 + (of != rank)) for of in range(size)], group=group)
 
 
 def run_allocated() -> None:

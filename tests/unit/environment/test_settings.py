@@ -29,6 +29,7 @@ def test_settings_come_from_the_environment() -> None:
         ("OPENSMD_NATIVE", "maybe"),
         ("OPENSMD_HEAP_BYTES", "1 GiB"),
         ("OPENSMD_HEAP_BYTES", "-1"),
+        ("OPENSMD_HEAP_BYTES", str(2**64 - 4096)),
         ("OPENSMD_COMPRESSION", "4bit"),
         ("OPENSMD_KEEP_TENSORS", "some"),
     ],

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 
@@ -156,13 +157,28 @@ ShapeText::ShapeText(const at::Tensor& tensor) {
   put("shape [");
   bool first = true;
   for (int64_t extent : tensor.sizes()) {
-    char digits[24];
-    char* end = std::to_chars(digits, digits + sizeof digits, extent).ptr;
     if (!first) put(", ");
-    put({digits, static_cast<size_t>(end - digits)});
+    put(extent);
     first = false;
   }
   put("]");
+}
+
+ShapeText::ShapeText(const at::Tensor& tensor, at::TensorList of_ranks) : ShapeText(tensor) {
+  const auto differs = [&](const at::Tensor& each) { return each.numel() != tensor.numel(); };
+  if (std::none_of(of_ranks.begin(), of_ranks.end(), differs)) return;
+  put(", elements by rank [");
+  for (size_t i = 0; i < of_ranks.size(); ++i) {
+    if (i > 0) put(", ");
+    put(of_ranks[i].numel());
+  }
+  put("]");
+}
+
+void ShapeText::put(int64_t number) {
+  char digits[24];
+  char* end = std::to_chars(digits, digits + sizeof digits, number).ptr;
+  put({digits, static_cast<size_t>(end - digits)});
 }
 
 void ShapeText::put(std::string_view text) {

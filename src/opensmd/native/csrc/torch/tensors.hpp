@@ -70,10 +70,13 @@ void finish(std::vector<Flat>& all);
 class ShapeText {
  public:
   explicit ShapeText(const at::Tensor& tensor);
+  // "shape [2, 3], elements by rank [6, 4]", where ranks have different numbers in such a list.
+  ShapeText(const at::Tensor& tensor, at::TensorList of_ranks);
   std::string_view view() const { return {text_.data(), length_}; }
 
  private:
   void put(std::string_view text);
+  void put(int64_t number);
   std::array<char, 63> text_;
   size_t length_ = 0;
 };

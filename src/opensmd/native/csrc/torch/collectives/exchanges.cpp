@@ -66,7 +66,7 @@ WorkPtr SmddpBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, 
 }
 
 void SmddpBackend::run_all_gather(const Tensors& outputs, const at::Tensor& input, std::chrono::milliseconds timeout) {
-  ShapeText text(input);
+  ShapeText text(input, outputs);
   auto as = moved_as(input.scalar_type());
   Flat in(input, Flat::Use::Read);
   auto outs = flats(outputs, Flat::Use::Write);

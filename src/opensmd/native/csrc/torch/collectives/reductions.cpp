@@ -78,7 +78,7 @@ WorkPtr SmddpBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
 
 void SmddpBackend::run_reduce_scatter(const at::Tensor& output, const Tensors& inputs, const Reducing& how,
                                       std::chrono::milliseconds timeout) {
-  ShapeText text(output);
+  ShapeText text(output, inputs);
   auto as = reduced_as(output.scalar_type(), how.reduction);
   Flat out(output, Flat::Use::Write);
   auto ins = flats(inputs, Flat::Use::Read);
