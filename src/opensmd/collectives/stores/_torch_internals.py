@@ -102,7 +102,8 @@ def listen_where_asked() -> None:
             return _stores.joined((hostname, port), connect, seconds)
         bound = None
         if not speaks_of_other_hosts(hostname, world_size, os.environ):
-            with contextlib.suppress(OSError):  # taken, perhaps by this process's last store: torch knows
+            # taken, perhaps by this process's last store, or no port: torch knows
+            with contextlib.suppress(OSError, OverflowError):
                 bound = bound_socket(hostname, port)
         store = (
             connect()
@@ -166,11 +167,17 @@ def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, time
             ) from error
         cause = error
     asked = f"rank {rank} asked for the store in which the ranks meet at {host}:{port}, and"
-    if why_no_connection(host, port) is None:
+    why = why_no_connection(host, port)
+    if why is None:
         raise dist.DistBackendError(
             f"{asked} what listens there did not answer within {timeout:g} s. The process that serves it "
             "(rank 0's, or the launcher) is stopped, or another program has the port: end the job, and start "
             "it again or choose another port."
+        ) from cause
+    if isinstance(why, socket.gaierror):
+        raise dist.DistNetworkError(
+            f"{asked} this host did not know {host!r} for {timeout:g} s ({why.strerror}): give all ranks a "
+            "name that their hosts know, or an address (MASTER_ADDR)."
         ) from cause
     raise dist.DistNetworkError(
         f"{asked} nothing listened there for {timeout:g} s: start rank 0, which serves it, or give all ranks "

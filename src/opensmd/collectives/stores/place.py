@@ -9,8 +9,12 @@ def require_place(rank: int, size: int) -> None:
     """Refuse a rank that a group of ``size`` does not have.
 
     Raises:
-        ValueError: it has none such.
+        ValueError: it has none such, or nobody.
     """
+    if size < 1:
+        raise ValueError(
+            f"a world size of {size} leaves no rank: give at least 1 (WORLD_SIZE, or world_size)"
+        )
     if not 0 <= rank < size:
         raise ValueError(
             f"rank {rank} cannot be one of {size}: ranks go from 0 to {size - 1}. RANK and WORLD_SIZE "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import socket
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from opensmd.collectives.stores import _torch_internals
 from tests.support.ports import free_port
@@ -53,5 +55,35 @@ def test_ranks_meet_at_an_address_of_the_scripts_own_under_a_launcher(rendezvous
 
 def test_a_rank_that_cannot_be_is_refused_before_it_waits_for_a_rank_0(rendezvous: Any) -> None:
     _torch_internals.listen_where_asked()
-    with pytest.raises(ValueError, match="rank 2 cannot be one of 2: ranks go from 0 to 1"):
-        next(rendezvous.rendezvous("tcp://127.0.0.1:1", 2, 2, timeout=timedelta(seconds=1)))
+    for rank, size, said in (
+        (2, 2, "rank 2 cannot be one of 2: ranks go from 0 to 1"),
+        (0, 0, "leaves no rank"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            next(rendezvous.rendezvous("tcp://127.0.0.1:1", rank, size, timeout=timedelta(seconds=1)))
+
+
+def test_a_port_that_is_none_is_refused_as_by_torch(rendezvous: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _torch_internals.listen_where_asked()
+    monkeypatch.setenv("MASTER_PORT", "70000")
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+    with pytest.raises(ValueError, match="port must have value from 0 to 65535 but was 70000"):
+        next(rendezvous.rendezvous("env://", 0, 1, timeout=timedelta(seconds=1)))
+
+
+def test_a_name_that_the_host_does_not_know_is_named_as_such(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> OSError:
+        return socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    def refused(*_: object, **__: object) -> None:
+        raise dist.DistNetworkError("no address")
+
+    monkeypatch.setattr(rendezvous, "_create_c10d_store", refused)
+    monkeypatch.setattr(_torch_internals, "why_no_connection", unknown)
+    _torch_internals.listen_where_asked()
+    with pytest.raises(
+        dist.DistNetworkError, match=r"did not know 'nowhere' .*Name or service not known.*MASTER_ADDR"
+    ):
+        next(rendezvous.rendezvous("tcp://nowhere:1", 1, 2, timeout=timedelta(seconds=1)))
