@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,11 +18,13 @@ from torch import nn
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.checkpoint.saving import background, pacing
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
+from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
+from tests.support.timeouts import expire_after
 
 VICTIM = 1
 SERVER = 0  # of the store in which the ranks meet
-STOPPED_FOR = 8.0  # seconds that groups wait
+STOPPED_FOR = 3.0  # seconds that groups wait for a rank that is stopped
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sharded": {"sharded_data_parallel_degree": 2, "ddp": True},
     "split": {"partitions": 2},
@@ -40,7 +43,8 @@ def stop(*_: object) -> None:
 def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: int = VICTIM) -> Any:
     """Train a step and let threads save, of which the victim's misbehaves once the other rank's is at work.
 
-    Before that the other rank makes groups, for which it needs the store that the victim may serve.
+    Before that a sound save makes groups, for which the other rank needs the store that the victim may serve,
+    and more time than it has for a rank that is stopped. When this returns there, the victim has misbehaved.
     """
     smp.init(LAYOUTS[layout])
     model = smp.DistributedModel(nn.Sequential(*[nn.Linear(300, 300) for _ in range(2)]))
@@ -52,7 +56,9 @@ def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: 
 
     step(torch.ones(4, 300))
     optimizer.step()
-    at_work = folder.with_name(f"{folder.name}-at-work")
+    at_work, pid = (folder.with_name(f"{folder.name}-{name}") for name in ("at-work", "pid"))
+    usual = list(dist.distributed_c10d._world.pg_map)
+    smp.save_checkpoint(str(folder.with_name("sound")), "zero", user_content=0, blocking=False).wait()
 
     def misbehave(*_: object) -> None:
         while not at_work.exists():
@@ -60,11 +66,25 @@ def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: 
         fault()
 
     if smp.rank() == victim:
+        pid.write_text(str(os.getpid()))
         background.write_snapshot = misbehave  # in the thread
+    dist.barrier()
+    if fault is stop:
+        expire_after(STOPPED_FOR, groups=usual)  # those of saves wait longer
     save = smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
     if smp.rank() != victim:
         at_work.touch()
+        await_fault(int(pid.read_text()))
     return save
+
+
+def await_fault(pid: int) -> None:
+    """Wait until this process does nothing any more."""
+    end = time.monotonic() + PATIENCE
+    silent = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() not in silent:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def require_survivor(victim: int, function: Callable[..., None], *args: Any, **options: Any) -> None:
@@ -105,8 +125,7 @@ def waits_for_a_rank_that_is_stopped(folder: Path, layout: str, victim: int) -> 
 def test_a_rank_that_is_stopped_while_a_thread_saves_is_named_at_the_groups_timeout(
     tmp_path: Path, layout: str, victim: int
 ) -> None:
-    function = waits_for_a_rank_that_is_stopped
-    require_survivor(victim, function, tmp_path, layout, victim, group_timeout=STOPPED_FOR)
+    require_survivor(victim, waits_for_a_rank_that_is_stopped, tmp_path, layout, victim)
 
 
 def waits_while_the_thread_asks_a_stopped_store(folder: Path) -> None:
@@ -124,14 +143,15 @@ def waits_while_the_thread_asks_a_stopped_store(folder: Path) -> None:
 def test_a_wait_ends_though_the_thread_waits_for_the_answer_of_a_store_that_is_stopped(
     tmp_path: Path,
 ) -> None:
-    function = waits_while_the_thread_asks_a_stopped_store
-    require_survivor(SERVER, function, tmp_path, group_timeout=STOPPED_FOR)
+    require_survivor(SERVER, waits_while_the_thread_asks_a_stopped_store, tmp_path)
 
 
 def names_who_does_not_make_the_groups_of_a_save(folder: Path, victim: int, complaint: str) -> None:
     smp.init(LAYOUTS["split"])
     if smp.rank() == victim:
         background._make_groups = stop
+    dist.barrier()
+    expire_after(STOPPED_FOR)
     with pytest.raises(dist.DistBackendError, match=complaint):
         smp.save_checkpoint(str(folder), "one", user_content=1, blocking=False)
 
@@ -146,5 +166,4 @@ def names_who_does_not_make_the_groups_of_a_save(folder: Path, victim: int, comp
 def test_a_rank_that_is_stopped_before_the_groups_of_a_save_are_made_is_named_at_the_timeout(
     tmp_path: Path, victim: int, complaint: str
 ) -> None:
-    function = names_who_does_not_make_the_groups_of_a_save
-    require_survivor(victim, function, tmp_path, victim, complaint, group_timeout=STOPPED_FOR)
+    require_survivor(victim, names_who_does_not_make_the_groups_of_a_save, tmp_path, victim, complaint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -14,15 +14,18 @@ from tests.support.patience import PATIENCE
 __all__ = ["await_entry", "expire_after", "meet_in_store"]
 
 
-def expire_after(seconds: float, *, for_rank: int | None = None) -> None:
+def expire_after(
+    seconds: float, *, for_rank: int | None = None, groups: Iterable[dist.ProcessGroup] | None = None
+) -> None:
     """From now on, waits on this rank's groups end after ``seconds``.
 
     Args:
         seconds: for each wait.
+        groups: these alone; the default is all that there are.
         for_rank: only on groups that this rank of the job belongs to, too: on the others all are sound, and a
             busy machine may keep them waiting.
     """
-    for group in list(dist.distributed_c10d._world.pg_map):
+    for group in list(dist.distributed_c10d._world.pg_map) if groups is None else groups:
         if for_rank is None or for_rank in dist.get_process_group_ranks(group):
             group.set_timeout(timedelta(seconds=seconds))
 
