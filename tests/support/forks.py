@@ -58,14 +58,14 @@ PRELOADED = [
     "pytest",
     "psutil",
 ]
-LAST = "tests.support.large_pages"
+FIRST, LAST = "tests.support.resting_collector", "tests.support.large_pages"
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload([*PRELOADED, LAST])
+SERVER.set_forkserver_preload([FIRST, *PRELOADED, LAST])
 
 
 def preload_also(*modules: str) -> None:
     """Import these in the server, too, if they are installed; said before the first process is started."""
-    SERVER.set_forkserver_preload([*PRELOADED, *modules, LAST])
+    SERVER.set_forkserver_preload([FIRST, *PRELOADED, *modules, LAST])
 
 
 class ForkedProcess:
@@ -198,6 +198,7 @@ def _begin(
 ) -> None:
     """In the new process: leave what the fork server was given, then do what is asked."""
     gc.freeze()  # what the server has imported lives as long as this process: collections leave it alone
+    gc.enable()
     for descriptor, target in streams.items():
         if target is not None:
             with target.open("wb") if isinstance(target, Path) else target as file:
