@@ -34,6 +34,8 @@ def device_index(device: Any, current: int, count: int) -> int:
     """
     if device is None:
         return current
+    if isinstance(device, torch.device) and device.type == "cpu":  # that of a tensor
+        return current
     if isinstance(device, str) and not device.isdigit():
         device = torch.device(device)
     if isinstance(device, torch.device):

@@ -144,6 +144,8 @@ def _places() -> Iterator[_Place]:
         yield torch.cuda.nvtx, name, CALLS["synchronize"]
     for name in ("start", "stop"):
         yield torch.cuda.profiler, name, CALLS["synchronize"]
+    profile = torch.autograd.profiler.profile
+    yield profile, "__init__", _profiling_the_cpu(profile.__init__)
     yield torch.cuda.nccl, "version", nccl_version
     # bitsandbytes reads it on import, and peft and others import bitsandbytes
     yield torch._C, "_cuda_getCurrentRawStream", raw_stream
@@ -191,7 +193,8 @@ def _moves() -> Iterator[_Place]:
     yield torch.UntypedStorage, "cuda", _same
     yield torch.nn.Module, "to", translated(torch.nn.Module.to, 1)
     yield torch.nn.Module, "cuda", _same
-    yield torch, "load", _load_on_cpu(torch.load)
+    for owner in (torch, torch.jit):
+        yield owner, "load", _load_on_cpu(owner.load)
     yield torch, "set_default_device", translated(torch.set_default_device, 0)
     # for ``with torch.device("cuda")``
     yield DeviceContext, "__init__", translated(DeviceContext.__init__, 1)
@@ -292,6 +295,18 @@ def _load_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
         elif not callable(map_location):
             map_location = "cpu" if map_location is None else without_cuda(map_location)
         return load(file, map_location, *args, **kwargs)
+
+    return call
+
+
+def _profiling_the_cpu(init: Callable[..., None]) -> Callable[..., None]:
+    """``profile.__init__`` for the CPU alone: torch would say at every call that it cannot time CUDA."""
+
+    @wraps(init)
+    def call(*args: Any, **kwargs: Any) -> None:
+        if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == "cuda":
+            kwargs.update(use_device=None, use_cpu=True)
+        init(*args, **kwargs)
 
     return call
 

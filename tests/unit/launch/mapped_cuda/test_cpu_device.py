@@ -26,7 +26,16 @@ def test_only_cuda_devices_are_read_as_the_cpu(given: Any, read: Any) -> None:
 
 @pytest.mark.parametrize(
     ("given", "index"),
-    [(None, 1), ("cuda", 1), ("cuda:2", 2), ("2", 2), (0, 0), (-1, 1), (torch.device("cuda", 3), 3)],
+    [
+        (None, 1),
+        ("cuda", 1),
+        ("cuda:2", 2),
+        ("2", 2),
+        (0, 0),
+        (-1, 1),
+        (torch.device("cuda", 3), 3),
+        (CPU, 1),
+    ],
 )
 def test_a_device_has_the_number_that_torch_reads_in_it(given: Any, index: int) -> None:
     assert device_index(given, current=1, count=4) == index

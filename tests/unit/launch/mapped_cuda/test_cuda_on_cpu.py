@@ -274,6 +274,21 @@ def test_what_steers_a_profiler_of_cuda_does_nothing() -> None:
     torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStop())
 
 
+@pytest.mark.usefixtures("mapped")
+def test_profiles_of_cuda_are_of_the_cpu(capfd: pytest.CaptureFixture[str]) -> None:
+    kinds = torch.profiler.ProfilerActivity
+    ways = (
+        torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]),
+        torch.profiler.profile(activities=[kinds.CUDA]),
+        torch.autograd.profiler.profile(use_cuda=True),
+    )
+    for profile in ways:
+        with profile:
+            torch.ones(2).cuda().add(1)
+        assert "aten::add" in profile.key_averages().table(sort_by="cuda_time_total")
+    assert "CUDA event" not in capfd.readouterr().err
+
+
 @pytest.mark.newest
 @pytest.mark.usefixtures("mapped")
 def test_generators_of_cuda_are_generators_of_the_cpu() -> None:
@@ -322,6 +337,9 @@ def test_a_file_is_loaded_to_the_cpu_whatever_it_asks_for(tmp_path: Path) -> Non
     ways = (lambda storage, _: storage, lambda storage, _: storage.cuda(1))
     for where in (None, "cuda:0", torch.device("cuda"), {"cuda:0": "cuda:1"}, *ways):
         assert torch.load(path, map_location=where)["x"].device.type == "cpu"
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(2)), path)  # type: ignore[no-untyped-call]
+    for where in (None, "cuda:0", torch.device("cuda")):
+        assert torch.jit.load(path, map_location=where).weight.device.type == "cpu"  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
