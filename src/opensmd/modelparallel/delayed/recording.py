@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from opensmd.modelparallel.delayed._torch_internals import without_modes
+from opensmd.modelparallel.delayed._torch_internals import become, without_modes
 from opensmd.modelparallel.delayed.tape import (
     Constant,
     RandomState,
@@ -33,7 +33,7 @@ from opensmd.modelparallel.delayed.tape import (
 )
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
-from opensmd.modelparallel.runtime.tensors.functions import getter
+from opensmd.modelparallel.runtime.tensors.functions import getter, setter
 
 __all__ = ["Disguise", "Recording"]
 
@@ -239,6 +239,11 @@ class Disguise(TorchFunctionMode):
             reference = self._recording.reference(args[0])
             if reference is not None:
                 return _WHERE[func](reference.memory.device)
+        if func in _INDEXING and self._recording.reference(args[0]) is not None:
+            args = (args[0], _with_numbers(args[1]), *args[2:])
+        if func == _SET_DATA and self._is_otherwise(*args):
+            become(*args)
+            return None
         if func in _OUTSIDE_TORCH and (copy := self._recording.copy_of(args[0])) is not None:
             numbers = func(copy, *args[1:], **(kwargs or {}))
             if isinstance(numbers, np.ndarray):
@@ -246,7 +251,16 @@ class Disguise(TorchFunctionMode):
             return numbers
         return func(*args, **(kwargs or {}))
 
+    def _is_otherwise(self, parameter: Tensor, data: Tensor) -> bool:
+        """Whether one of them has data and the other has not, which torch could not put into it."""
+        reference = self._recording.reference
+        return isinstance(parameter, nn.Parameter) and (reference(parameter) is None) != (
+            reference(data) is None
+        )
 
+
+_SET_DATA = setter("data")
+_INDEXING = {Tensor.__getitem__, Tensor.__setitem__}
 # What passes values to Python and NumPy without a visible operation.
 _OUTSIDE_TORCH = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 _WHERE: dict[Any, Callable[[torch.device], Any]] = {
@@ -255,6 +269,13 @@ _WHERE: dict[Any, Callable[[torch.device], Any]] = {
     getter("is_cpu"): lambda device: device.type == "cpu",
     getter("is_cuda"): lambda device: device.type == "cuda",
 }
+
+
+def _with_numbers(index: Any) -> Any:
+    """Return an index in which lists are tensors: torch would make these where there is no data."""
+    if isinstance(index, tuple):
+        return tuple(map(_with_numbers, index))
+    return torch.as_tensor(index) if isinstance(index, (list, np.ndarray)) else index
 
 
 def _random_state(func: Any, kwargs: dict[str, Any], device: torch.device) -> RandomState | None:

@@ -184,6 +184,11 @@ class RecordedOperation:
         else:
             result = self.random.run(lambda: self.function(*args, **kwargs))
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if any(tensor.is_meta for tensor in tensors):
+            raise SMPError(
+                f"{self.function}, by which delayed parameters are made, was given a tensor of the meta "
+                "device, whose values nobody knows"
+            )
         for tensor, made in zip(tensors, self.made, strict=True):
             if made is not None:
                 values[made.memory] = _laid_out(tensor, made)

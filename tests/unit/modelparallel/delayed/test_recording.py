@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ SIDE = 64  # floats: more than a page
 GENERATOR = torch.Generator()
 
 
-def _set(tensor: Tensor, row: int, value: float) -> Tensor:
+def _set(tensor: Tensor, row: Any, value: float) -> Tensor:
     tensor[row] = value
     return tensor
 
@@ -60,6 +61,10 @@ MAKERS: dict[str, Callable[[], Tensor]] = {
     "from what has data": lambda: torch.zeros(SIDE, SIDE).copy_(torch.tensor([3.0])),
     "made by another generator": lambda: torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(5)),
     "drawn by another generator": lambda: torch.empty(SIDE, SIDE).normal_(generator=GENERATOR.manual_seed(5)),
+    "taken by lists": lambda: torch.zeros(SIDE, SIDE).copy_(
+        torch.randn(SIDE, SIDE)[[*range(9, SIDE), *range(9)], :][:, np.arange(SIDE)[::-1].copy()]
+    ),
+    "set by lists": lambda: _set(torch.zeros(SIDE, SIDE), [1, 3], 2.0),
     "made where its numbers decide": lambda: torch.randn(SIDE, SIDE).clamp_(
         max=torch.rand(SIDE).max().item()
     ),
