@@ -30,14 +30,20 @@ __all__ = ["DelayedParameter", "DelayedParameters", "goes_on", "records_modules"
 _ORIGIN = "_opensmd_origin"
 
 
-class DelayedParameter(RemoteTensor, nn.Parameter):
-    """A parameter whose initialization waits for the first step."""
+class DelayedTensor(RemoteTensor):
+    """A tensor without data until the first step."""
 
     _why_not = (
         "whose initialization is delayed until the first call of a smp.step function. Initialize it inside "
         "smp.delay_param_initialization or smp.model_creation, load values with the DistributedModel's "
         "load_state_dict, or change it in model.register_post_partition_hook"
     )
+
+
+class DelayedParameter(DelayedTensor, nn.Parameter):
+    """A parameter whose initialization waits for the first step."""
+
+    _no_parameter = DelayedTensor
 
 
 class DelayedParameters:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from opensmd.modelparallel.delayed import contexts
 from opensmd.modelparallel.delayed.delayed_parameter import DelayedParameter, DelayedParameters
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.said_once import warn_once
 
 
@@ -115,3 +116,5 @@ def test_the_innermost_context_says_whether_parameters_are_delayed() -> None:
         later = nn.Linear(64, 64)
     assert not isinstance(now.weight, DelayedParameter)
     assert isinstance(later.weight, DelayedParameter)
+    with pytest.raises(SMPUnsupportedError, match="initialization is delayed until the first call"):
+        copy.deepcopy(later)  # by way of ``data``

@@ -80,6 +80,9 @@ class RemoteTensor(Tensor):
         Tensor.__deepcopy__, Tensor.__dir__,
     }  # fmt: skip
     _made_of: ClassVar[type[Tensor] | None] = None  # the class of a tensor of other tensors
+    _no_parameter: ClassVar[type[RemoteTensor] | None] = (
+        None  # what ``detach`` and ``data`` give, if not this
+    )
     _why_not = (
         "whose data is on another pipeline rank. To run the model, "
         "call it in a smp.step function; outside of steps use model.local_parameters() for what is here, "
@@ -99,7 +102,7 @@ class RemoteTensor(Tensor):
                 result = func(*args, **(kwargs or {}))
             # The next operation would read a plain tensor over the emptied storage, and end the process.
             if type(result) is Tensor and not result.untyped_storage().nbytes():
-                result.__class__ = RemoteTensor
+                result.__class__ = cls._no_parameter or RemoteTensor
             elif cls._made_of is not None and type(result) is cls._made_of:
                 result.__class__ = cls
             return result
