@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from opensmd.collectives import _torch_internals
 from opensmd.collectives.mailbox import Mailbox, has_mailbox
 from tests.support.ranks import RankPool
 
@@ -191,6 +192,24 @@ def run_mailbox() -> None:
     dist.barrier()
 
 
+def run_mailbox_that_goes() -> None:
+    """What was received stays, though the sender's memory may be another's now."""
+    rank, count = dist.get_rank(), 300_000
+    group = dist.new_group()
+    box = Mailbox(group)
+    if rank == 0:
+        box.send(1, 0, torch.ones(count))
+    elif rank == 1:
+        received = box.receive(0, 0, count, torch.float32)
+    dist.barrier()
+    if rank == 0:
+        del box
+        backend = _torch_internals.cpu_backend(group)
+        backend.allocate_tensor(count, dtype=torch.float32, device=torch.device("cpu")).fill_(2)
+    dist.barrier()
+    assert rank != 1 or received.eq(1).all()
+
+
 def run_dropped_handles() -> None:
     """What is under way keeps its memory, also when the program forgets that it is."""
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -270,6 +289,7 @@ CASES = [
     run_batches,
     run_beside_collectives,
     run_mailbox,
+    run_mailbox_that_goes,
     run_dropped_handles,
     run_send_behind_a_long_wait,
 ]

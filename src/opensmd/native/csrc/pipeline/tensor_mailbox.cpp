@@ -18,9 +18,7 @@ int64_t own(int64_t tag) {
 }  // namespace
 
 TensorMailbox::TensorMailbox(const c10::intrusive_ptr<SmddpBackend>& backend)
-    : group_(backend->shared_group()), blocks_(group_, [backend](int64_t bytes) {
-        return backend->allocateTensor(bytes, at::TensorOptions(at::kByte));
-      }) {}
+    : group_(backend->shared_group()), blocks_(group_) {}
 
 void TensorMailbox::note(int destination, int64_t tag) {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -42,7 +40,7 @@ void TensorMailbox::send(int destination, int64_t tag, const at::Tensor& tensor)
   std::optional<Place> place;
   {
     std::lock_guard lock(mutex_);
-    place = blocks_.put(data);
+    with_torch_errors([&] { place = blocks_.put(data); });
   }
   const Place announced = place.value_or(Place{-1, static_cast<int64_t>(data.nbytes())});
   post(destination, tag, at::tensor(c10::ArrayRef<int64_t>(announced.data(), announced.size())));

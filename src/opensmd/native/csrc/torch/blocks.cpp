@@ -12,12 +12,18 @@ std::atomic<int64_t>& in_use(std::byte* block) { return *reinterpret_cast<std::a
 
 }  // namespace
 
+Blocks::~Blocks() {
+  for (const Block& block : blocks_) {
+    if (in_use(block.start).load(std::memory_order_acquire) == 0) group_->heap_free(block.start);
+  }
+}
+
 std::optional<Place> Blocks::put(const at::Tensor& data) {
   const Block* block = take(data.nbytes());
   if (block == nullptr) return std::nullopt;
   in_use(block->start).store(1, std::memory_order_relaxed);
   at::from_blob(block->start + kHeaderBytes, data.sizes(), data.options()).copy_(data);
-  return Place{static_cast<int64_t>(block->offset), static_cast<int64_t>(data.nbytes())};
+  return Place{static_cast<int64_t>(group_->heap_offset(block->start)), static_cast<int64_t>(data.nbytes())};
 }
 
 const Blocks::Block* Blocks::take(size_t bytes) {
@@ -26,13 +32,10 @@ const Blocks::Block* Blocks::take(size_t bytes) {
     if (fits && in_use(block.start).load(std::memory_order_acquire) == 0) return &block;
   }
   if (full_) return nullptr;
-  at::Tensor memory = allocate_(static_cast<int64_t>(kHeaderBytes + bytes));
-  auto* start = static_cast<std::byte*>(memory.data_ptr());
-  if (!group_->heap_contains(start)) {
-    full_ = true;
-    return nullptr;
-  }
-  blocks_.push_back({memory, start, group_->heap_offset(start), bytes});
+  void* start = group_->heap_allocate(kHeaderBytes + bytes);
+  full_ = start == nullptr;
+  if (full_) return nullptr;
+  blocks_.push_back({static_cast<std::byte*>(start), bytes});
   return &blocks_.back();
 }
 

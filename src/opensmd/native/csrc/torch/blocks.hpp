@@ -8,7 +8,6 @@
 
 #include <array>
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -26,25 +25,24 @@ using Place = std::array<int64_t, 2>;
 // One member's blocks. For one thread at a time.
 class Blocks {
  public:
-  using Allocate = std::function<at::Tensor(int64_t)>;  // so many bytes, in the heap unless it is full
-
-  Blocks(std::shared_ptr<Group> group, Allocate allocate) : group_(std::move(group)), allocate_(std::move(allocate)) {}
+  explicit Blocks(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+  // Those that receivers still use stay theirs.
+  ~Blocks();
+  Blocks(const Blocks&) = delete;
+  Blocks& operator=(const Blocks&) = delete;
 
   // Copies a contiguous tensor into a block; nothing when the heap is full.
   std::optional<Place> put(const at::Tensor& data);
 
  private:
   struct Block {
-    at::Tensor memory;
     std::byte* start;
-    uint64_t offset;
     size_t room;
   };
 
   const Block* take(size_t bytes);
 
-  std::shared_ptr<Group> group_;
-  Allocate allocate_;
+  const std::shared_ptr<Group> group_;
   std::vector<Block> blocks_;
   bool full_ = false;
 };
