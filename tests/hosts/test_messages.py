@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from opensmd.collectives import _torch_internals
 from tests.hosts.test_two_hosts import init_on, values
 from tests.support.patience import PATIENCE
 from tests.support.ranks import run_once
@@ -90,8 +91,38 @@ def run_while_everybody_sends(group: dist.ProcessGroup) -> None:
             dist.send(torch.full((count,), float(value)), 1, group=group)
 
 
+def run_receives_that_are_given_up() -> None:
+    """Nobody waits for them: not who drops a handle, nor longer than a wait is given."""
+    begin = time.monotonic()
+    if dist.get_rank() == 0:
+        work = dist.irecv(torch.empty(1), 2, tag=6)
+        assert not work.is_completed()
+        del work
+    dist.barrier()
+    doomed = dist.new_group()
+    if dist.get_rank() == 0:
+        work = dist.irecv(torch.empty(1), 2, doomed)
+        assert not work.is_completed()
+        with pytest.raises(dist.DistBackendError, match=r"rank 2 .* Timed out after 200 ms"):
+            work.wait(timedelta(seconds=0.2))
+    assert time.monotonic() - begin < PATIENCE / 2
+
+
+def run_an_abort() -> None:
+    """Whoever waits on another host hears of it, instead of a death."""
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        _torch_internals.cpu_backend(group).abort()
+    elif dist.get_rank() == 2:
+        with pytest.raises(dist.DistBackendError, match=r"abort\(\) was called on rank 0"):
+            dist.recv(torch.empty(1), 0, group)
+    dist.barrier()
+
+
 def run_messages(hosts: str) -> None:
     init_on(hosts)
+    run_receives_that_are_given_up()
+    run_an_abort()
     run_in_shared_memory()
     run_until_somebody_asks_for_any_source()
     run_while_everybody_sends(dist.new_group())  # in which nobody has asked for any source yet

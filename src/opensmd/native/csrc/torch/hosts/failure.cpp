@@ -139,6 +139,7 @@ void Failure::note(const std::string& cause) {
 }
 
 void Failure::end(const std::string& cause) {
+  if (!noted()) report(kKey, cause);
   note(cause);
   interrupt_(cause);
 }

@@ -47,8 +47,7 @@ class Failure {
   // Likewise of a message with `peer`, or kAnySource. The group goes on where its connections do: only they are what
   // others see.
   std::string note_message(const std::string& where, int peer, const std::exception& error);
-  void note(const std::string& cause);  // without a report
-  void end(const std::string& cause);   // likewise, and interrupts
+  void end(const std::string& cause);  // reports it, unless something counts already, and interrupts
   bool noted() const;
   void require_none() const;  // throws Aborted with what counts
 
@@ -60,6 +59,7 @@ class Failure {
   };
 
   std::string note(const std::string& where, const std::exception& error, Wait wait);
+  void note(const std::string& cause);  // without a report
   std::vector<std::string> closed() const;  // in order
   std::string death(const std::vector<std::string>& lost) const;
   bool store_answers() const;

@@ -24,7 +24,7 @@ class Waits::Entry {
   Entry(Waits& waits, const WorkPtr& work, int member) : waits_(waits) {
     std::lock_guard lock(waits_.mutex_);
     late_ = waits_.ended_;
-    place_ = waits_.under_way_.emplace(waits_.under_way_.end(), work, member);
+    place_ = waits_.under_way_.insert(waits_.under_way_.end(), {work, member});
   }
   ~Entry() {
     std::lock_guard lock(waits_.mutex_);
@@ -34,6 +34,10 @@ class Waits::Entry {
   Entry& operator=(const Entry&) = delete;
 
   bool late() const { return late_; }  // begun after the end
+  bool forgotten() const {
+    std::lock_guard lock(waits_.mutex_);
+    return place_->forgotten;
+  }
 
  private:
   Waits& waits_;
@@ -44,13 +48,25 @@ class Waits::Entry {
 void Waits::wait(const WorkPtr& work, int member, std::chrono::milliseconds timeout) {
   const Entry entry(*this, work, member);
   const bool complete = !entry.late() && work->wait(timeout);
-  if (!complete && !is_through(work)) throw PeerLost("lost the connection");
+  if (complete) return;
+  // To look once more would close the connection.
+  if (entry.forgotten()) throw CollectiveError("nobody wants it any more");
+  if (!is_through(work)) throw PeerLost("lost the connection");
 }
 
 void Waits::end() {
   std::lock_guard lock(mutex_);
   ended_ = true;
-  for (const auto& [work, member] : under_way_) work->abort();
+  for (const auto& each : under_way_) each.work->abort();
+}
+
+void Waits::forget(const WorkPtr& work) {
+  std::lock_guard lock(mutex_);
+  for (auto& each : under_way_) {
+    if (each.work != work) continue;
+    each.forgotten = true;
+    work->abort();
+  }
 }
 
 void Waits::end_where(const std::function<bool(int member)>& is_lost) {
@@ -59,8 +75,8 @@ void Waits::end_where(const std::function<bool(int member)>& is_lost) {
     std::lock_guard lock(mutex_);
     waited_for = under_way_;
   }
-  for (const auto& [work, member] : waited_for) {
-    if (member != kAnySource && is_lost(member)) work->abort();
+  for (const auto& each : waited_for) {
+    if (each.member != kAnySource && is_lost(each.member)) each.work->abort();
   }
 }
 

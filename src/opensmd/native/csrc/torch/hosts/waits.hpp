@@ -10,7 +10,6 @@
 #include <functional>
 #include <list>
 #include <mutex>
-#include <utility>
 
 namespace opensmd {
 
@@ -25,10 +24,17 @@ class Waits {
   void end();
   // Likewise those for members of whom `is_lost` says so.
   void end_where(const std::function<bool(int member)>& is_lost);
+  // Likewise that for a message which nobody wants any more. Its connection stays as it is.
+  void forget(const WorkPtr& work);
 
  private:
+  struct UnderWay {
+    WorkPtr work;
+    int member;
+    bool forgotten = false;
+  };
   class Entry;
-  using All = std::list<std::pair<WorkPtr, int>>;
+  using All = std::list<UnderWay>;
 
   std::mutex mutex_;
   bool ended_ = false;

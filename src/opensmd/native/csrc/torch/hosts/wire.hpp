@@ -61,6 +61,8 @@ class Wire {
   void wait(const c10::intrusive_ptr<c10d::Work>& message, int member, milliseconds timeout) {
     waits_.wait(message, member, timeout);
   }
+  // Any thread. Ends the wait for a message that nobody wants any more.
+  void forget(const c10::intrusive_ptr<c10d::Work>& message) { waits_.forget(message); }
   // Any thread. Whether a connection to a member is closed,
   bool is_lost(int member) const;
   // to end the waits that Gloo has forgotten then,

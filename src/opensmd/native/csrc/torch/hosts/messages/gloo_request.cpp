@@ -1,5 +1,6 @@
 #include "torch/hosts/messages/gloo_request.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -13,11 +14,16 @@ GlooRequest::GlooRequest(std::shared_ptr<Wire> wire, std::shared_ptr<Failure> fa
       timeout_(timeout),
       message_(std::move(message)) {}
 
+// Who asks whether it is done may drop it then; its thread would wait for the message, and the end of the future for that.
+GlooRequest::~GlooRequest() {
+  while (waiting_.valid() && waiting_.wait_for(milliseconds{1}) != std::future_status::ready) wire_->forget(work_);
+}
+
 bool GlooRequest::done() {
   std::lock_guard lock(mutex_);
   if (finished_) return true;
   start_waiting(timeout_);
-  if (waiting_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return true;
+  if (is_over()) return true;
   if (Clock::now() >= next_look_) look();
   return false;
 }
@@ -28,12 +34,14 @@ bool GlooRequest::in_vain() {
 }
 
 void GlooRequest::wait(milliseconds timeout) {
+  const milliseconds asked = timeout.count() > 0 ? timeout : timeout_;
+  auto deadline = Clock::time_point::max();  // Gloo itself keeps that of a wait which begins here
   {
     std::lock_guard lock(mutex_);
-    if (!finished_) start_waiting(timeout.count() > 0 ? timeout : timeout_);
+    if (!finished_ && !start_waiting(asked)) deadline = Clock::now() + std::min(asked, timeout_);
   }
   try {
-    await();
+    await(asked, deadline);
   } catch (const DifferentEnds& error) {
     throw CollectiveError(failure_->note(message_.where, error));
   } catch (const std::exception& error) {
@@ -44,8 +52,9 @@ void GlooRequest::wait(milliseconds timeout) {
   finished_ = true;
 }
 
-void GlooRequest::await() {
-  while (waiting_.wait_until(next_look()) != std::future_status::ready) {
+void GlooRequest::await(milliseconds timeout, Clock::time_point deadline) {
+  while (waiting_.wait_until(std::min(next_look(), deadline)) != std::future_status::ready) {
+    if (Clock::now() >= deadline) throw TimedOut(c10::str("Timed out after ", timeout.count(), " ms"));
     std::lock_guard lock(mutex_);
     if (difference_.empty()) look();
     if (!difference_.empty()) throw DifferentEnds(failure_->name(message_.peer) + " " + difference_ + " instead");
@@ -53,12 +62,13 @@ void GlooRequest::await() {
   waiting_.get();
 }
 
-void GlooRequest::start_waiting(milliseconds timeout) {
-  if (waiting_.valid()) return;
+bool GlooRequest::start_waiting(milliseconds timeout) {
+  if (waiting_.valid()) return false;
   next_look_ = Clock::now() + pauses_.next();
   waiting_ = std::async(std::launch::async, [wire = wire_, work = work_, peer = message_.peer, timeout] {
     wire->wait(work, peer, timeout);
   }).share();
+  return true;
 }
 
 GlooRequest::Clock::time_point GlooRequest::next_look() {

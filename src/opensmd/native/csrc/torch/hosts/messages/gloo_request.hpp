@@ -35,6 +35,7 @@ class GlooRequest final : public Request {
   // `timeout`: where wait() names none.
   GlooRequest(std::shared_ptr<Wire> wire, std::shared_ptr<Failure> failure, c10::intrusive_ptr<c10d::Work> work,
               milliseconds timeout, Message message);
+  ~GlooRequest() override;
 
   bool done() override;
   bool in_vain() override;
@@ -47,8 +48,9 @@ class GlooRequest final : public Request {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void start_waiting(milliseconds timeout);
-  void await();
+  bool start_waiting(milliseconds timeout);  // false: a thread waits already
+  bool is_over() const { return waiting_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  void await(milliseconds timeout, Clock::time_point deadline);
   void look();
   Clock::time_point next_look();
 

@@ -1,7 +1,7 @@
 #include "torch/hosts/messages/host_messages.hpp"
 
-#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "torch/hosts/local.hpp"
 
@@ -109,9 +109,10 @@ std::shared_ptr<Request> HostMessages::post_receive(const Posting& posting) {
     if (!request) return receive_(posting);
     auto sharing = std::make_shared<Sharing>(posting, std::move(request), layout_.here(), fail_, receives_);
     auto& open = receives_->open;
-    open.erase(std::remove_if(open.begin(), open.end(),
-                              [](const auto& each) { return each.expired() || each.lock()->complete(); }),
-               open.end());
+    std::erase_if(open, [](const auto& each) {
+      const auto receive = each.lock();  // its handle may be dropped in another thread just now
+      return !receive || receive->complete();
+    });
     if (!receives_->closed) open.push_back(sharing);
     return sharing;
   } catch (const CollectiveError& error) {
