@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from opensmd.native.build import load
 from tests.support.patience import PATIENCE
 from tests.support.ranks import Outcome, Ranks, run_once, started
 from tests.support.timeouts import await_entry, meet_in_store
@@ -257,6 +258,24 @@ def test_calls_that_do_not_match_are_shown_to_every_rank() -> None:
         assert outcome.kind == "value", outcome.text
         for what, text in outcome.value.items():
             assert f"rank {VICTIM}" in text and "rank 0" in text, (what, text)
+
+
+def run_death_before_the_first_call() -> str:
+    """A rank dies as soon as all have agreed on how they are served."""
+    import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401
+
+    core: Any = load()
+    if int(os.environ["RANK"]) == VICTIM:
+        core.make_shared_backend = lambda **_: os._exit(3)
+    dist.init_process_group("smddp", timeout=timedelta(seconds=LONG))
+    with pytest.raises(dist.DistBackendError) as told:
+        dist.barrier()
+    return str(told.value)
+
+
+def test_the_death_of_a_rank_before_its_first_call_is_told_to_the_others() -> None:
+    outcomes = run_once(2, run_death_before_the_first_call, backend=None)
+    assert f"rank {VICTIM} has died" in outcomes[0].value, outcomes[0].text
 
 
 def run_late_start() -> str:

@@ -70,8 +70,12 @@ class Status(TypedDict):
     last: RecordEntry
 
 class Group:
-    """The members of a group that share an arena."""
+    """The members of a group that share an arena.
 
+    Made, it has joined: the others see whether this process lives. ``names`` are all members'.
+    """
+
+    def __init__(self, *, fd: int, names: Sequence[str], rank: int, timeout: timedelta) -> None: ...
     def size(self) -> int: ...
     def status(self, member: int, /) -> Status: ...
     def record(self, member: int, /) -> list[RecordEntry]: ...
@@ -115,7 +119,7 @@ class DirectGroup:
 
 def make_shared_backend(
     *,
-    fd: int,
+    group: Group,
     names: Sequence[str],
     rank: int,
     size: int,
@@ -124,14 +128,14 @@ def make_shared_backend(
     meet_on_device: Callable[[], None],
     split: Callable[[Store, int, Sequence[int], Options], Backend],
 ) -> SmddpBackend:
-    """The backend of a group on one host, in the arena ``fd``."""
+    """The backend of a group on one host."""
 
 def make_gloo_backend(
     *,
     gloo: Backend,
     connections: int,
     store: Store,
-    fd: int | None,
+    local: Group | None,
     hosts: Sequence[Sequence[int]],
     names: Sequence[str],
     rank: int,
@@ -147,7 +151,7 @@ def make_gloo_backend(
     piece: int,
     tree_from: int,
 ) -> SmddpBackend:
-    """The backend of a group that spans ``hosts``, given by their ranks; ``fd``: of this arena.
+    """The backend of a group that spans ``hosts``, given by their ranks; ``local``: of those of this one.
 
     ``gloo`` has so many ``connections`` between any two of them.
 

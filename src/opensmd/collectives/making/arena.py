@@ -1,6 +1,7 @@
 """The shared memory of one host's members: made by the first of them, opened by the others.
 
-That every rank has attached confirms the plan (``topology``): what one rank cannot carry out, none does.
+That every rank has joined confirms the plan (``topology``): what one rank cannot carry out, none does. And of
+who has joined, the others see that it has died.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import contextlib
 import os
 import resource
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -19,23 +20,31 @@ from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.making.membership import Membership
 from opensmd.collectives.topology import GroupPlan
 
-__all__ = ["arena_of_host", "share_arena"]
+__all__ = ["group_of_host", "share_arena"]
+
+Joined = TypeVar("Joined")
 
 # As many as one arena takes; larger groups of one host are served by Gloo.
 MOST_IN_ARENA = 64
 LEAST_HEAP = 1 << 20  # bytes
 
 
-def arena_of_host(
-    native: ModuleType, place: Membership, exchange: Exchange, plan: GroupPlan, heap_bytes: int | None
-) -> int | None:
-    """The descriptor of this host's arena, which the caller closes; None where shared memory cannot serve.
+def group_of_host(
+    native: ModuleType,
+    place: Membership,
+    exchange: Exchange,
+    plan: GroupPlan,
+    names: Sequence[str],
+    heap_bytes: int | None,
+) -> Any:
+    """This process in the group of its host's members; None where shared memory cannot serve.
 
     Args:
         native: the compiled core.
         place: this process's.
         exchange: of the group.
         plan: who shares a host.
+        names: of all members, for messages.
         heap_bytes: that the user wants for each rank's tensors; None: as many as usual.
 
     Warns:
@@ -47,11 +56,20 @@ def arena_of_host(
     shape = native.ArenaShape()
     shape.size = len(local)
     shape.heap_bytes = _usual_heap(native, len(local)) if heap_bytes is None else heap_bytes
-    shared = share_arena(exchange, place.rank, local, native, shape, named=False)
-    if isinstance(shared, int):
+
+    def join(fd: int) -> Any:
+        return native.Group(
+            fd=fd,
+            names=[names[rank] for rank in local],
+            rank=local.index(place.rank),
+            timeout=place.timeout,
+        )
+
+    shared = share_arena(exchange, place.rank, local, native, shape, join, named=False)
+    if not isinstance(shared, str):
         return shared
-    named = share_arena(exchange, place.rank, local, native, shape, named=True)
-    if isinstance(named, int):
+    named = share_arena(exchange, place.rank, local, native, shape, join, named=True)
+    if not isinstance(named, str):
         return named
     if place.rank == 0:
         warnings.warn(
@@ -77,9 +95,16 @@ def _usual_heap(native: ModuleType, size: int) -> int:
 
 
 def share_arena(
-    exchange: Exchange, rank: int, local: Sequence[int], native: ModuleType, shape: Any, *, named: bool
-) -> int | str:
-    """Let each host's first rank create an arena's file and all open theirs; all succeed or none does.
+    exchange: Exchange,
+    rank: int,
+    local: Sequence[int],
+    native: ModuleType,
+    shape: Any,
+    join: Callable[[int], Joined],
+    *,
+    named: bool,
+) -> Joined | str:
+    """Let each host's first rank create an arena's file and all join in theirs; all succeed or none does.
 
     Args:
         exchange: of the group.
@@ -87,12 +112,13 @@ def share_arena(
         local: the ranks on its host.
         native: the compiled core.
         shape: its ``ArenaShape``, which counts on the first rank alone.
+        join: attaches this process to the arena of a descriptor, which may be closed afterwards.
         named: make the file in /dev/shm, for hosts that do not let a process open the files of another.
 
     Returns:
-        The descriptor, which the caller closes; or why it did not work, the same text on every rank.
+        What ``join`` has returned; or why it did not work, the same text on every rank.
     """
-    file, failure, offer = None, "", ""
+    file, joined, failure, offer = None, None, "", ""
     first = local[0]
     if rank == first:
         try:
@@ -100,22 +126,31 @@ def share_arena(
             offer = f"{file.token} {file.path}"
         except (OSError, RuntimeError) as error:
             failure = f"rank {exchange.rank} could not create the arena: {error}"
-    with contextlib.ExitStack() as given_up, contextlib.ExitStack() as in_any_case:
+    with contextlib.ExitStack() as in_any_case:
         if file:
-            given_up.callback(os.close, file.fd)
+            in_any_case.callback(os.close, file.fd)
             in_any_case.callback(native.unlink_arena_file, file)
-        fd = file.fd if file else -1
         offer = exchange.all_gather(f"arena-{named}", offer)[first]
-        if rank != first and offer:
-            token, path = offer.split(" ", 1)
+        if offer:
             try:
-                fd = native.open_arena_file(path, int(token))
-                given_up.callback(os.close, fd)
+                joined = _joined(file, offer, native, join)
             except (OSError, RuntimeError) as error:
-                failure = f"rank {exchange.rank} could not open the arena: {error}"
+                failure = f"rank {exchange.rank} could not open the arena: {str(error).splitlines()[0]}"
         failures = [text for text in exchange.all_gather(f"attached-{named}", failure) if text]
         exchange.close(f"told-{named}")
-        if failures:
-            return failures[0]
-        given_up.pop_all()
-    return fd
+    if failures:
+        return failures[0]
+    assert joined is not None
+    return joined
+
+
+def _joined(file: Any, offer: str, native: ModuleType, join: Callable[[int], Joined]) -> Joined:
+    """What ``join`` returns of this process's own ``file``, else of the one that it was offered."""
+    if file:
+        return join(file.fd)
+    token, path = offer.split(" ", 1)
+    fd = native.open_arena_file(path, int(token))
+    try:
+        return join(fd)
+    finally:
+        os.close(fd)

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from types import ModuleType
@@ -24,7 +23,7 @@ from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.hosts.measuring import agree_on_thresholds
 from opensmd.collectives.making import torch_backends
-from opensmd.collectives.making.arena import arena_of_host
+from opensmd.collectives.making.arena import group_of_host
 from opensmd.collectives.making.membership import Membership
 from opensmd.collectives.recording.begin import record_smddp
 from opensmd.collectives.stores._torch_internals import remember_store
@@ -66,24 +65,22 @@ class _Making:
         self._place, self._exchange, self._plan = place, exchange, plan
 
     def backend(self) -> Any:
-        place, plan = self._place, self._plan
-        fd = arena_of_host(self._native, place, self._exchange, plan, self._settings.heap_bytes)
-        try:
-            if fd is not None and plan.one_host:
-                made = self._native.make_shared_backend(fd=fd, **self._members())
-            else:
-                made = self._over_gloo(fd)
-        finally:
-            if fd is not None:
-                os.close(fd)  # nobody opens the creator's descriptor any more: all have said that they did
+        place, plan, members = self._place, self._plan, self._members()
+        local = group_of_host(
+            self._native, place, self._exchange, plan, members["names"], self._settings.heap_bytes
+        )
+        if local is not None and plan.one_host:
+            made = self._native.make_shared_backend(group=local, **members)
+        else:
+            made = self._over_gloo(local, members)
         record_smddp(made, place.name, place.global_rank, place.ranks)
         return made
 
-    def _over_gloo(self, fd: int | None) -> Any:
-        """A backend that uses Gloo between hosts, and the arena ``fd`` within each (None: Gloo there too)."""
+    def _over_gloo(self, local: Any, members: dict[str, Any]) -> Any:
+        """A backend that uses Gloo between hosts, and ``local`` within this one (None: Gloo there too)."""
         place, settings = self._place, self._settings
         gloo = torch_backends.gloo(place, self._exchange, self._plan)
-        hosts = self._plan.local_groups if fd is not None else [(rank,) for rank in range(place.size)]
+        hosts = self._plan.local_groups if local is not None else [(rank,) for rank in range(place.size)]
         report = f"group {place.name!r}" if settings.network_report else ""
         # A script may end as soon as its group is made, and others connect to its process until theirs is.
         chosen = agree_on_thresholds(gloo, self._exchange, place.rank, hosts, settings.network, report=report)
@@ -91,10 +88,10 @@ class _Making:
             gloo=gloo,
             connections=_torch_internals.connections_of(gloo),
             store=PrefixStore(f"opensmd/failures/{self._exchange.generation}", place.store),
-            fd=fd,
+            local=local,
             hosts=hosts,
             **asdict(chosen),
-            **self._members(),
+            **members,
         )
 
     def _members(self) -> dict[str, Any]:

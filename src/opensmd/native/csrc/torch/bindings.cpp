@@ -8,7 +8,6 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <optional>
 
 #include "pipeline/mailbox_bindings.hpp"
@@ -43,11 +42,11 @@ Makers makers(py::object device_backend, py::object meet_on_device, py::object s
           holding_gil<decltype(Makers::split)>(std::move(split))};
 }
 
-std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int rank, int size,
-                                  std::chrono::milliseconds timeout) {
+// `fd`: of the arena, which must stay open only meanwhile. `names`: of its members.
+std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int rank, std::chrono::milliseconds timeout) {
   GroupConfig config;
   config.rank = rank;
-  config.size = size;
+  config.size = static_cast<int>(names.size());
   config.fd = fd;
   config.names = std::move(names);
   config.timeout = timeout;
@@ -58,49 +57,24 @@ std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int ra
   return group;
 }
 
-c10::intrusive_ptr<SmddpBackend> make_shared_backend(int fd, std::vector<std::string> names, int rank, int size,
-                                                     c10::intrusive_ptr<SmddpOptions> options,
+c10::intrusive_ptr<SmddpBackend> make_shared_backend(std::shared_ptr<Group> group, std::vector<std::string> names,
+                                                     int rank, int size, c10::intrusive_ptr<SmddpOptions> options,
                                                      py::object device_backend, py::object meet_on_device,
                                                      py::object split) {
-  std::string name = names.at(static_cast<size_t>(rank));
-  auto transport = make_shared_transport(make_group(fd, std::move(names), rank, size, options->timeout));
-  return c10::make_intrusive<SmddpBackend>(std::move(transport), std::move(name), rank, size, std::move(options),
+  return c10::make_intrusive<SmddpBackend>(make_shared_transport(std::move(group)), names.at(static_cast<size_t>(rank)),
+                                           rank, size, std::move(options),
                                            makers(std::move(device_backend), std::move(meet_on_device), std::move(split)));
 }
 
-// The members of this host, as ranks of the whole group, and the descriptor of their arena.
-struct Here {
-  int fd;
-  std::vector<int> members;
-};
-
-std::vector<std::string> names_of(const std::vector<int>& members, const std::vector<std::string>& names) {
-  std::vector<std::string> found;
-  for (int member : members) found.push_back(names[static_cast<size_t>(member)]);
-  return found;
-}
-
-std::shared_ptr<Group> make_local_group(const Here& here, const std::vector<std::string>& names, int rank,
-                                        std::chrono::milliseconds timeout) {
-  const auto& members = here.members;
-  const auto place = static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
-  return make_group(here.fd, names_of(members, names), place, static_cast<int>(members.size()), timeout);
-}
-
-// `fd`: of the arena of this host's members; none where they share no memory, and each is a host of its own.
+// `local`: of this host's members; none where they share no memory, and each is a host of its own.
 c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connections,
-                                                   c10::intrusive_ptr<c10d::Store> store,
-                                                   std::optional<int> fd, std::vector<std::vector<int>> hosts,
+                                                   c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> local,
+                                                   std::vector<std::vector<int>> hosts,
                                                    std::vector<std::string> names, int rank, int size,
                                                    c10::intrusive_ptr<SmddpOptions> options,
                                                    py::object device_backend, py::object meet_on_device,
                                                    py::object split, size_t carried, size_t ring_from,
                                                    size_t turns_from, size_t least_part, size_t piece, size_t tree_from) {
-  std::shared_ptr<Group> local;
-  for (const auto& members : hosts) {
-    const bool here = std::find(members.begin(), members.end(), rank) != members.end();
-    if (fd && here) local = make_local_group({*fd, members}, names, rank, options->timeout);
-  }
   auto transport =
       make_gloo_transport(std::move(gloo), connections, std::move(store), std::move(hosts), std::move(local), names,
                           {carried, ring_from, turns_from, least_part, piece, tree_from});
@@ -167,6 +141,7 @@ void bind_arena(py::module_& module) {
 
 void bind_group(py::module_& module) {
   py::class_<Group, std::shared_ptr<Group>>(module, "Group")
+      .def(py::init(&make_group), py::kw_only(), py::arg("fd"), py::arg("names"), py::arg("rank"), py::arg("timeout"))
       .def("size", &Group::size)
       .def("status", &status)
       .def("record", [](const Group& self, int member) { return records(self.record(member)); })
@@ -234,13 +209,12 @@ void bind_backend(py::module_& module) {
       .def("spans_hosts", [](const SmddpBackend& self) { return self.shared_group() == nullptr; })
       // torch calls this on ranks outside a new group when a device is bound; NCCL needs it, this backend does not.
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});
-  module.def("make_shared_backend", &make_shared_backend, py::kw_only(), py::arg("fd"), py::arg("names"),
+  module.def("make_shared_backend", &make_shared_backend, py::kw_only(), py::arg("group"), py::arg("names"),
              py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device_backend"),
              py::arg("meet_on_device"), py::arg("split"));
   module.def("make_gloo_backend", &make_gloo_backend, py::kw_only(), py::arg("gloo"), py::arg("connections"),
-             py::arg("store"), py::arg("fd"),
-             py::arg("hosts"), py::arg("names"), py::arg("rank"), py::arg("size"), py::arg("options"),
-             py::arg("device_backend"), py::arg("meet_on_device"), py::arg("split"), py::arg("carried"),
+             py::arg("store"), py::arg("local"), py::arg("hosts"), py::arg("names"), py::arg("rank"), py::arg("size"),
+             py::arg("options"), py::arg("device_backend"), py::arg("meet_on_device"), py::arg("split"), py::arg("carried"),
              py::arg("ring_from"), py::arg("turns_from"), py::arg("least_part"), py::arg("piece"),
              py::arg("tree_from"));
 }
