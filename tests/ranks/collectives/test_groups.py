@@ -151,9 +151,19 @@ def test_a_group_that_is_never_complete_leaves_no_file_behind() -> None:
     exchange = Exchange(dist.HashStore(), 0, (0, 1), timeout=timedelta(seconds=0.1), group="half")
     for named in (False, True):
         with pytest.raises(dist.DistBackendError, match="rank 1 did not join"):
-            share_arena(exchange, 0, (0,), watched, shape, named=named)
+            share_arena(exchange, 0, (0,), watched, shape, lambda fd: fd, named=named)
     assert [Path(file.path).parts[1] for file in made] == ["proc", "dev"]
     assert not any(os.path.lexists(file.path) or os.path.lexists(f"/proc/self/fd/{file.fd}") for file in made)
+
+
+def test_memory_that_a_rank_cannot_map_is_used_by_none() -> None:
+    def join(fd: int) -> None:
+        raise RuntimeError("cannot map 3 MiB\nand where in C++")
+
+    native = load()
+    exchange = Exchange(dist.HashStore(), 0, (0,), timeout=timedelta(seconds=PATIENCE), group="one")
+    text = share_arena(exchange, 0, (0,), native, native.ArenaShape(), join, named=True)
+    assert text == "rank 0 could not open the arena: cannot map 3 MiB"
 
 
 def run_again_and_again() -> None:
@@ -239,47 +249,36 @@ def run_ended_by_its_own_callback() -> None:
     assert first.item() == second.item() == 2
 
 
-def run_fork() -> list[str]:
-    """What a forked child is told when it uses its parent's group; the parent goes on."""
+def told_in_a_child(call: Callable[[], Any]) -> str:
+    """What a forked child is told in a call."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            dist.all_reduce(torch.ones(1))
+            call()
             os.write(writer, b"no error")
         except BaseException as error:
             os.write(writer, str(error).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    told = os.read(reader, 4096).decode()
-    child = os.fork()
-    if child == 0:
-        dist.distributed_c10d._world.pg_map.clear()  # drops the group in the child
-        os._exit(0)
-    os.waitpid(child, 0)
+    return os.read(reader, 4096).decode()
+
+
+def run_fork() -> list[str]:
+    """What forked children are told when they use their parent's group; the parent goes on."""
+    told = [told_in_a_child(total)]
+    told_in_a_child(dist.distributed_c10d._world.pg_map.clear)  # drops the group in the child
     assert total() == sum(range(dist.get_world_size()))
-    return [told, destroyed_in_a_child(reader, writer)]
-
-
-def destroyed_in_a_child(reader: int, writer: int) -> str:
-    """What a child is told that destroys its parent's group while a call runs; the parent goes on."""
     works = []
     if dist.get_rank() == 0:
         works.append(dist.all_reduce(torch.ones(1), async_op=True))
-    child = os.fork()
-    if child == 0:
-        try:
-            dist.destroy_process_group()
-            os.write(writer, b"no error")
-        except BaseException as error:
-            os.write(writer, str(error).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
+        told.append(told_in_a_child(works[0].wait))
+    told.append(told_in_a_child(dist.destroy_process_group))
     if dist.get_rank() != 0:
         works.append(dist.all_reduce(torch.ones(1), async_op=True))
     works[0].wait()
     assert total() == sum(range(dist.get_world_size()))
-    return os.read(reader, 4096).decode()
+    return told
 
 
 def run_debug_detail() -> None:

@@ -4,7 +4,6 @@
 #include "torch/backend.hpp"
 
 #include <ATen/ATen.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <utility>
@@ -14,15 +13,6 @@
 
 namespace opensmd {
 namespace {
-
-std::atomic<int> forks{0};
-
-// A child has none of its parent's threads and must not speak in its name.
-int watch_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
-  TORCH_INTERNAL_ASSERT(registered == 0);
-  return forks;
-}
 
 // Whoever waits for the queue's thread must not hold the GIL: callbacks of futures in that thread may need it.
 class WithoutGil {
@@ -48,13 +38,12 @@ SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, std::string nam
       unclaimed_(transport_->local() ? std::make_shared<Unclaimed>(transport_->local()) : nullptr),
       options_(std::move(options)),
       makers_(std::move(makers)),
-      timeout_(options_->timeout),
-      forks_(watch_forks()) {
+      timeout_(options_->timeout) {
   init();
 }
 
 SmddpBackend::~SmddpBackend() {
-  if (forks_ != forks) {
+  if (process_.is_forked()) {
     // The parent still lives in the arena: the child lets go of nothing in its name.
     queue_->forget_thread();
     static_cast<void>(transport_.release());
@@ -78,20 +67,13 @@ c10::intrusive_ptr<c10d::Backend::Options> SmddpBackend::getBackendOptions() {
   return copy;
 }
 
-void SmddpBackend::require_not_forked() const {
-  TORCH_CHECK(forks_ == forks,
-              "smddp: this process is a fork of the one that made the process group, and a group cannot be used on "
-              "both sides of a fork, nor destroyed or aborted in the child. Start ranks with spawn, or call "
-              "init_process_group after the fork.");
-}
-
 void SmddpBackend::require_usable() const {
-  require_not_forked();
+  process_.require_not_forked();
   TORCH_CHECK(!closed_, "smddp: this process group was shut down (destroy_process_group); make a new one");
 }
 
 void SmddpBackend::shutdown() {
-  require_not_forked();
+  process_.require_not_forked();
   if (closed_.exchange(true)) return;
   WithoutGil without_gil;
   queue_->drain();
@@ -101,7 +83,7 @@ void SmddpBackend::shutdown() {
 }
 
 void SmddpBackend::abort() {
-  require_not_forked();
+  process_.require_not_forked();
   WithoutGil without_gil;
   transport_->abort(c10::str("abort() was called on ", name_));
   std::lock_guard lock(device_mutex_);

@@ -131,7 +131,6 @@ class SmddpBackend : public c10d::Backend {
   WorkPtr message(c10d::OpType type, const char* title, Tensors& tensors, int peer, int tag);
   Event message_event(const char* title, const at::Tensor& tensor, int peer, uint64_t start_ns) const;
 
-  void require_not_forked() const;
   void require_usable() const;
   BackendPtr device_collectives();
   Call call(const ShapeText& text, std::chrono::milliseconds timeout) const {
@@ -167,7 +166,7 @@ class SmddpBackend : public c10d::Backend {
   std::atomic<uint64_t> messages_{0};
   std::atomic<bool> closed_{false};
   std::atomic<uint32_t> timeline_group_{0};  // between hosts, where a timeline is wanted: the core records all else
-  const int forks_;  // as counted when this process made the group
+  const MakingProcess process_;
 
   std::mutex device_mutex_;
   BackendPtr device_backend_;

@@ -1,8 +1,10 @@
 #include "torch/work.hpp"
 
 #include <ATen/ATen.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <thread>
 #include <utility>
@@ -13,6 +15,8 @@
 namespace opensmd {
 namespace {
 
+std::atomic<int> forks{0};
+
 c10::intrusive_ptr<c10::ivalue::Future> tensors_future() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 }
@@ -20,6 +24,22 @@ c10::intrusive_ptr<c10::ivalue::Future> tensors_future() {
 }  // namespace
 
 void throw_as_torch(const CollectiveError& error) { C10_THROW_ERROR(DistBackendError, error.what()); }
+
+// ---------------------------------------------------------------- forks
+
+MakingProcess::MakingProcess() : forks_(forks) {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+  TORCH_INTERNAL_ASSERT(registered == 0);
+}
+
+bool MakingProcess::is_forked() const { return forks_ != forks; }
+
+void MakingProcess::require_not_forked() const {
+  TORCH_CHECK(!is_forked(),
+              "smddp: this process is a fork of the one that made the process group, and a group cannot be used on "
+              "both sides of a fork, nor destroyed or aborted in the child. Start ranks with spawn, or call "
+              "init_process_group after the fork.");
+}
 
 // ---------------------------------------------------------------- collectives
 
@@ -54,6 +74,7 @@ void QueuedWork::complete(std::exception_ptr error) {
 }
 
 bool QueuedWork::wait(std::chrono::milliseconds timeout) {
+  if (!isCompleted()) process_.require_not_forked();
   // With a deadline of its own the caller may not run calls that take longer.
   if (timeout != kNoTimeout) return Work::wait(timeout);
   if (!isCompleted()) queue_->help_until_done(*call_);  // a callback of this call may wait for it
@@ -69,7 +90,11 @@ void Unclaimed::keep(std::shared_ptr<Request> request, at::Tensor memory) {
     std::lock_guard lock(mutex_);
     kept_.push_back({std::move(request), std::move(memory)});
   }
-  forget_done();
+  try {
+    forget_done();
+  } catch (const std::exception&) {
+    // The group has failed, as its next call will say: this is called where a handle is dropped.
+  }
 }
 
 void Unclaimed::forget_done() {
@@ -101,7 +126,10 @@ MessageWork::~MessageWork() {
 
 bool MessageWork::isCompleted() {
   if (settled_) return true;
-  if (!request_->done() && !request_->in_vain()) return false;
+  process_.require_not_forked();
+  bool over = false;
+  with_torch_errors([&] { over = request_->done() || request_->in_vain(); });
+  if (!over) return false;
   try {
     settle(timeout_);
   } catch (...) {
@@ -119,6 +147,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
 void MessageWork::settle(std::chrono::milliseconds timeout) {
   std::lock_guard lock(settling_);
   if (!settled_) {
+    process_.require_not_forked();
     std::exception_ptr error;
     try {
       with_torch_errors([&] { request_->wait(timeout); });

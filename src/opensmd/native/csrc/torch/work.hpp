@@ -18,6 +18,17 @@
 
 namespace opensmd {
 
+// The process that has made an object. A forked child has none of its threads and must not speak in its name.
+class MakingProcess {
+ public:
+  MakingProcess();
+  bool is_forked() const;  // this one is a child of it
+  void require_not_forked() const;
+
+ private:
+  const int forks_;  // as counted then
+};
+
 // A collective in the queue of its group.
 class QueuedWork : public c10d::Work {
  public:
@@ -37,6 +48,7 @@ class QueuedWork : public c10d::Work {
 
   std::vector<at::Tensor> outputs_;
   const uint64_t sequence_;
+  const MakingProcess process_;
   std::shared_ptr<CallQueue> queue_;
   std::shared_ptr<CallQueue::Call> call_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -88,6 +100,7 @@ class MessageWork : public c10d::Work {
   at::Tensor tensor_;
   at::Tensor flat_;
   const uint64_t sequence_;
+  const MakingProcess process_;
   std::shared_ptr<Unclaimed> unclaimed_;  // before what refers to its group
   std::shared_ptr<Request> request_;
   const std::chrono::milliseconds timeout_;
