@@ -1,4 +1,5 @@
 // Point-to-point messages: order, matching, any size, any source, and no deadlock when all send first.
+#include <ctime>
 #include <random>
 
 #include "core/memory/copy.hpp"
@@ -190,6 +191,20 @@ TEST(background, "messages go on while nobody waits for them") {
     receive->wait();
     send->wait();
     CHECK(received == letter(1000000, peer, group.rank(), 0), "");
+  });
+}
+
+TEST(idle_after_failure, "nothing goes on for messages of a group that has failed") {
+  harness::run_ranks(harness::small_shape(2), [](Group& group) {
+    if (group.rank() == 1) return;
+    int value = 0;
+    const auto never = group.post_receive(&value, sizeof(value), 1, 1);
+    group.abort("");
+    usleep(200000);  // in which the helper thread goes to sleep
+    const std::clock_t begin = std::clock();
+    usleep(300000);
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    CHECK(seconds < 0.01, seconds << " s of a processor");
   });
 }
 

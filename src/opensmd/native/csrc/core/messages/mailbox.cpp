@@ -127,7 +127,7 @@ void Mailbox::note(const Message& message, uint64_t end_ns) const {
 // ---------------------------------------------------------------- progress
 
 bool Mailbox::busy() {
-  if (waiting_.load() > 0) return false;
+  if (waiting_.load() > 0 || context_.aborted()) return false;  // nothing moves in a group that failed
   std::lock_guard<std::mutex> lock(mutex_);
   return under_way_ > 0;
 }
@@ -239,6 +239,7 @@ bool Mailbox::begin(int source, Incoming& from, bool drain) {
   from.ring->peek(&from.header, sizeof(from.header));
   MessagePointer receive = find_receive(source, from.header.tag);
   if (receive == nullptr && !drain && !wants(source)) return false;
+  if (receive == nullptr) keep_unexpected(from, source);
   from.ring->skip(sizeof(from.header));
   ++from.count;
   assert(from.header.number == from.count);
@@ -248,11 +249,7 @@ bool Mailbox::begin(int source, Incoming& from, bool drain) {
     from.ring->pad();
     from.ring->release();
   }
-  if (receive != nullptr) {
-    deliver(from, std::move(receive), source);
-  } else {
-    keep_unexpected(from, source);
-  }
+  if (receive != nullptr) deliver(from, std::move(receive), source);
   return true;
 }
 
@@ -288,10 +285,18 @@ void Mailbox::deliver(Incoming& from, MessagePointer message, int source) {
   from.message = std::move(message);
 }
 
+// Before anything is taken out of the ring. Without memory the group is over: the message is in the way of all behind it.
 void Mailbox::keep_unexpected(Incoming& from, int source) {
-  Unexpected kept{source, from.header.tag, from.header.bytes, static_cast<DType>(from.header.dtype), 0, nullptr};
-  kept.data.reset(new std::byte[std::max<size_t>(kept.bytes, 1)]);
-  from.unexpected = unexpected_.insert(unexpected_.end(), std::move(kept));
+  const MessageHeader& header = from.header;
+  Unexpected kept{source, header.tag, header.bytes, static_cast<DType>(header.dtype), 0, nullptr};
+  try {
+    kept.data.reset(new std::byte[std::max<size_t>(kept.bytes, 1)]);
+    from.unexpected = unexpected_.insert(unexpected_.end(), std::move(kept));
+  } catch (const std::bad_alloc&) {
+    context_.fail(ErrorKind::Other, context_.name(context_.rank) + " has no memory for a message that it has not asked for yet (" +
+                                        std::to_string(header.bytes) + " bytes from " + context_.name(source) + ", tag=" +
+                                        std::to_string(header.tag) + "); receive it before those that were sent after it");
+  }
   from.is_unexpected = true;
   from.to = from.unexpected->data.get();
 }
