@@ -1,7 +1,9 @@
 // Death, stops, mismatches and departures: every rank raises, soon, and says who and what.
 #include <fcntl.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "processes.hpp"
 
@@ -28,6 +30,12 @@ int open_descriptors() {
   int count = 0;
   for (int fd = 0; fd < 256; ++fd) count += fcntl(fd, F_GETFD) >= 0;
   return count;
+}
+
+size_t address_space() {
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * 4096;
 }
 
 TEST(killed_before, "a rank killed before a collective is named on all others, which fail at once afterwards") {
@@ -307,6 +315,46 @@ TEST(same_member, "two processes that join as the same member are told") {
   }
   contains(message, {"two processes joined"});
   close(file.fd);
+}
+
+TEST(same_member_again, "who joins as a member that is there already does not make the others take it for dead") {
+  const ArenaFile file = create_arena_file(harness::small_shape(2));
+  GroupConfig config;
+  config.size = 2;
+  config.fd = file.fd;
+  const Group first(config);
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      Group second(config);
+    } catch (const CollectiveError& error) {
+      contains(error.what(), {("the other one is process " + std::to_string(getppid())).c_str()});
+      _exit(0);
+    }
+    _exit(1);
+  }
+  int status = 1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0, status);
+  config.rank = 1;
+  const Group other(config);
+  CHECK(other.status(0).state == MemberState::Running, static_cast<int>(other.status(0).state));
+  close(file.fd);
+}
+
+TEST(no_memory, "a message that is in the way of another, and for which there is no memory, ends the group") {
+  Processes ranks(2, kLong, [](Group& group, Outcome&) {
+    std::vector<std::byte> data(size_t{8} << 20);
+    if (group.rank() == 0) {
+      group.post_send(data.data(), data.size(), 1, 1);
+      group.post_send(data.data(), 4, 1, 2);
+      group.barrier();
+    }
+    while (!group.ready(0, 1)) usleep(100);
+    rlimit limit = {address_space() + (1u << 20), RLIM_INFINITY};
+    CHECK(setrlimit(RLIMIT_AS, &limit) == 0, "");
+    group.post_receive(data.data(), 4, 0, 2)->wait();
+  });
+  for (int i = 0; i < 2; ++i) contains(ranks.message(i), {"rank 1 has no memory", "8388608 bytes from rank 0, tag=1"});
 }
 
 TEST(wrong_file, "a file that is not the group's arena is refused") {

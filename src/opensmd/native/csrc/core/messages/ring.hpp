@@ -28,6 +28,8 @@ struct MessageHeader {
 
 inline bool takes_long_ring(size_t bytes) { return bytes >= kPastCacheBytes; }
 
+// Counters are stored and looked at in one order with the counts of sleepers (Mailbox::ring_doorbell): otherwise who goes to
+// sleep and who wakes could miss each other.
 class RingEnd {
  public:
   RingEnd(RingLine& line, std::byte* ring, size_t size) : line_(line), ring_(ring), size_(size) {}
@@ -52,7 +54,7 @@ class RingWriter : public RingEnd {
 
   size_t room() const {
     // The padding behind a message may reach beyond a ring that is full to the last byte.
-    const size_t used = static_cast<size_t>(written_ - line_.read.load(std::memory_order_acquire));
+    const size_t used = static_cast<size_t>(written_ - line_.read.load(std::memory_order_seq_cst));
     return used < size_ ? size_ - used : 0;
   }
 
@@ -74,7 +76,7 @@ class RingReader : public RingEnd {
   RingReader(RingLine& line, std::byte* ring, size_t size) : RingEnd(line, ring, size), read_(line.read.load()) {}
 
   size_t available() const {
-    const uint64_t written = line_.written.load(std::memory_order_acquire);
+    const uint64_t written = line_.written.load(std::memory_order_seq_cst);
     return written > read_ ? static_cast<size_t>(written - read_) : 0;
   }
 

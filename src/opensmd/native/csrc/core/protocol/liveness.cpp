@@ -72,14 +72,15 @@ Liveness::Liveness(Arena& arena, int rank)
     : arena_(arena), rank_(rank), pid_(getpid()), pid_namespace_(own_pid_namespace()),
       peers_(static_cast<size_t>(arena.shape().size)) {
   Identity& identity = arena_.member(rank).identity;
-  identity.pid = pid_;
-  identity.start_time = read_stat(pid_).start_time;
-  identity.pid_namespace = pid_namespace_;
-  Presence absent = Presence::Absent;
-  if (!identity.presence.compare_exchange_strong(absent, Presence::Joined)) {
-    throw CollectiveError("two processes joined one shared-memory group as the same member (" + std::to_string(rank) +
-                          "); the other one is process " + std::to_string(identity.pid));
+  Presence presence = identity.presence.load();
+  if (presence == Presence::Absent) {
+    identity.pid = pid_;
+    identity.start_time = read_stat(pid_).start_time;
+    identity.pid_namespace = pid_namespace_;
+    if (identity.presence.compare_exchange_strong(presence, Presence::Joined)) return;
   }
+  throw CollectiveError("two processes joined one shared-memory group as the same member (" + std::to_string(rank) +
+                        "); the other one is process " + std::to_string(identity.pid));
 }
 
 Liveness::~Liveness() {
