@@ -16,6 +16,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "core/group.hpp"
@@ -86,10 +87,13 @@ inline opensmd::ArenaShape small_shape(int size) {
   return shape;
 }
 
-using Rank = std::function<void(opensmd::Group&)>;
+// What each rank of such a group has of it: its Group, or what that is made of.
+template <class Member>
+using Rank = std::function<void(Member&)>;
 
-inline void run_ranks(const opensmd::ArenaShape& shape, const Rank& rank,
-                      std::chrono::milliseconds timeout = std::chrono::milliseconds{200000}) {
+template <class Member = opensmd::Group>
+void run_ranks(const opensmd::ArenaShape& shape, const std::type_identity_t<Rank<Member>>& rank,
+               std::chrono::milliseconds timeout = std::chrono::milliseconds{200000}) {
   const opensmd::ArenaFile file = opensmd::create_arena_file(shape);
   struct stat info;
   CHECK(fstat(file.fd, &info) == 0, "");
@@ -97,7 +101,7 @@ inline void run_ranks(const opensmd::ArenaShape& shape, const Rank& rank,
   void* mapping = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
   CHECK(mapping != MAP_FAILED, "");
   {
-    std::vector<std::unique_ptr<opensmd::Group>> groups;
+    std::vector<std::unique_ptr<Member>> groups;
     for (int i = 0; i < shape.size; ++i) {
       opensmd::GroupConfig config;
       config.rank = i;
@@ -105,7 +109,7 @@ inline void run_ranks(const opensmd::ArenaShape& shape, const Rank& rank,
       config.fd = file.fd;
       config.timeout = timeout;
       config.shared_mapping = mapping;
-      groups.push_back(std::make_unique<opensmd::Group>(config));
+      groups.push_back(std::make_unique<Member>(config));
     }
     std::vector<std::thread> threads;
     for (int i = 0; i < shape.size; ++i) {

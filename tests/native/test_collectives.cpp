@@ -5,6 +5,8 @@
 #include <thread>
 #include <tuple>
 
+#include "core/algorithms/all_reduce.hpp"
+#include "core/algorithms/broadcast.hpp"
 #include "harness.hpp"
 #include "reference.hpp"
 
@@ -380,6 +382,36 @@ TEST(mixture, "a random sequence of collectives of random sizes keeps its order 
       CHECK(group.sequence() == round + 1, "");
     }
   });
+}
+
+// As if so many calls had been made before.
+void begin_at(Context& context, uint32_t count) {
+  context.sequence = context.steps = context.finishes = count;
+  opensmd::Member& own = context.arena.member(context.rank);
+  for (Flag* flag : {&own.published, &own.reduced, &own.consumed, &own.finished}) flag->value.store(count);
+  for (Entry& entry : own.entries) entry.sequence.store(count);
+}
+
+TEST(wrap_around, "calls go on where their counters wrap around") {
+  for (const uint32_t begin : {0x7fffffe0u, 0xffffffe0u}) {
+    std::atomic<int> ready{0};
+    harness::run_ranks<Context>(harness::small_shape(3), [&](Context& context) {
+      begin_at(context, begin);
+      for (++ready; ready < context.size;) std::this_thread::yield();
+      std::vector<float> data(20000);
+      auto* block = static_cast<float*>(context.heap.allocate(data.size() * sizeof(float)));
+      for (int round = 0; round < 60; ++round) {
+        float* const tensor = round % 3 == 0 ? block : data.data();
+        std::fill(tensor, tensor + data.size(), 1.0f);
+        all_reduce(context, {tensor, data.size(), DType::F32, Reduction::Sum, 1.0}, {});
+        CHECK(std::all_of(tensor, tensor + data.size(), [](float sum) { return sum == 3; }), round);
+        const int root = round % 3;
+        std::fill(tensor, tensor + data.size(), static_cast<float>(context.rank == root ? round : -1));
+        broadcast(context, {tensor, data.size(), DType::F32, root}, {});
+        CHECK(std::all_of(tensor, tensor + data.size(), [&](float got) { return got == round; }), round);
+      }
+    });
+  }
 }
 
 TEST(large, "results larger than the caches arrive complete at odd addresses") {
