@@ -80,6 +80,8 @@ def run_refusals() -> None:
         backend.all_reduce_compressed(torch.ones(3), average=True, compression="int4", residual=None)
     with pytest.raises(TypeError, match=r"only float32 gradients are compressed to int8 .* torch.float64"):
         trained(net().double(), opensmd.CompressionState("int8"), steps=1)
+    with pytest.raises(TypeError, match=r"compression_hook got None for its state: call register_comm_hook"):
+        opensmd.compression_hook(None, None)  # type: ignore[arg-type]
     other = dist.new_group(backend="gloo")
     with pytest.raises(
         ValueError, match=r"only the backend smddp compresses .* group .* has the backend 'gloo'"

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.making.group import make_group
@@ -53,6 +54,8 @@ def create(torch_options: Any, own_options: Any = None) -> Any:
     size, rank = torch_options.group_size, torch_options.group_rank
     require_place(rank, size)
     ranks = torch_options.global_ranks_in_group or range(size)
+    if own_options is not None and not isinstance(own_options, Backend.Options):
+        raise TypeError(f"smddp: pg_options must be options of a backend, got {own_options!r}")
     timeout = own_options._timeout if own_options is not None else torch_options.timeout
     if timeout <= timedelta(0):
         raise ValueError(

@@ -185,7 +185,7 @@ def run_sparse() -> None:
         dist.all_reduce(torch.eye(size).to_sparse(), dist.ReduceOp.MAX)
     # Places that only some ranks have, and the group goes on.
     for others in (torch.eye(99), torch.eye(2, 3)):
-        with pytest.raises(dist.DistBackendError, match=r"Float of shape \[2, 2\] with 2 sparse axes"):
+        with pytest.raises(dist.DistBackendError, match=r"Float of shape \[2, 2\] and sparse_dim 2"):
             dist.all_reduce((torch.eye(2) if rank == 0 else others).to_sparse())
     sparse = torch.eye(2).to_sparse()
     dist.all_reduce(sparse)
@@ -388,6 +388,8 @@ def run_wrong_arguments() -> None:
         dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
     with pytest.raises(ValueError, match="timeout of a group must be longer than 0 s, got -3 s"):
         dist.new_group(timeout=timedelta(seconds=-3))
+    with pytest.raises(TypeError, match="pg_options must be options of a backend, got 5"):
+        dist.new_group(pg_options=5)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size

@@ -100,6 +100,10 @@ def run_wrong() -> None:
 def run_direct_wrong() -> None:
     with pytest.raises(ValueError, match="op is 'mean', but there are sum, avg"):
         opensmd.direct().all_reduce_(torch.ones(2), "mean")
+    with pytest.raises(ValueError, match="root 2147483647, which is not one of the group's ranks"):
+        opensmd.direct().broadcast_(torch.ones(2), 1 << 32)
+    with pytest.raises(ValueError, match="broadcast got a quantized tensor"):
+        opensmd.direct().broadcast_(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
     part = dist.new_group([0])
     if dist.get_rank() > 0:
         with pytest.raises(ValueError, match="a group that this process is a member of"):

@@ -131,9 +131,14 @@ def compression_hook(state: CompressionState, bucket: GradBucket) -> torch.futur
 
     Raises:
         ValueError: the group's backend is not smddp.
-        TypeError: the gradients are of a type that is not compressed.
+        TypeError: the gradients are of a type that is not compressed, or the state is none.
         NotImplementedError: they are not on the CPU.
     """
+    if not isinstance(state, CompressionState):
+        raise TypeError(
+            f"compression_hook got {state!r} for its state: call "
+            'register_comm_hook(CompressionState("int8"), compression_hook)'
+        )
     buffer = bucket.buffer()
     if not _loses(state, buffer):
         return _exactly(state, bucket)

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <limits>
+
 namespace opensmd {
 
 const at::Tensor& only(const Tensors& tensors, const char* operation) {
@@ -13,7 +16,13 @@ void require_dense(const at::Tensor& tensor, const char* operation) {
   require_cpu(tensor, operation);
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "smddp: ", operation, " takes dense tensors, but got ",
                     tensor.layout(), "; only all_reduce takes sparse ones");
+  TORCH_CHECK_VALUE(!tensor.is_quantized(), "smddp: ", operation, " got a quantized tensor, whose scale would be lost; use "
+                    "tensor.int_repr() or tensor.dequantize()");
   require_memory(tensor, operation);
+}
+
+int narrowed(int64_t root) {
+  return static_cast<int>(std::clamp<int64_t>(root, -1, std::numeric_limits<int>::max()));
 }
 
 void require_same_dtype(const at::Tensor& tensor, const at::Tensor& other, const char* operation) {

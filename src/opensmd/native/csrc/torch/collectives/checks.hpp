@@ -7,6 +7,8 @@ namespace opensmd {
 
 const at::Tensor& only(const Tensors& tensors, const char* operation);
 void require_dense(const at::Tensor& tensor, const char* operation);
+// As the core takes it. What does not fit stays a rank that no group has.
+int narrowed(int64_t root);
 void require_same_dtype(const at::Tensor& tensor, const at::Tensor& other, const char* operation);
 void require_count(size_t given, size_t expected, const char* what, const char* operation);
 

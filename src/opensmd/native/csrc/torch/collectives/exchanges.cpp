@@ -42,7 +42,7 @@ WorkPtr SmddpBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
   if (!tensor.is_cpu()) return device_collectives()->broadcast(tensors, opts);
   require_dense(tensor, "broadcast");
   return issue(c10d::OpType::BROADCAST, "smddp:broadcast", opts.asyncOp, tensors, tensors,
-               [this, tensor, root = static_cast<int>(opts.rootRank), timeout = opts.timeout] {
+               [this, tensor, root = narrowed(opts.rootRank), timeout = opts.timeout] {
                  ShapeText text(tensor);
                  Flat flat(tensor, rank_ == root ? Flat::Use::Read : Flat::Use::Write);
                  auto as = moved_as(tensor.scalar_type());
@@ -159,7 +159,7 @@ WorkPtr SmddpBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, con
     require_count(outputs.size(), 0, "lists of outputs on a rank that is not the destination", "gather");
   }
   return issue(c10d::OpType::GATHER, "smddp:gather", opts.asyncOp, output, inputs,
-               [this, output, input, root = static_cast<int>(opts.rootRank), timeout = opts.timeout] {
+               [this, output, input, root = narrowed(opts.rootRank), timeout = opts.timeout] {
                  ShapeText text(input);
                  auto as = moved_as(input.scalar_type());
                  Flat in(input, Flat::Use::Read);
@@ -189,7 +189,7 @@ WorkPtr SmddpBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, co
     require_count(inputs.size(), 0, "lists of inputs on a rank that is not the source", "scatter");
   }
   return issue(c10d::OpType::SCATTER, "smddp:scatter", opts.asyncOp, outputs, input,
-               [this, output, input, root = static_cast<int>(opts.rootRank), timeout = opts.timeout] {
+               [this, output, input, root = narrowed(opts.rootRank), timeout = opts.timeout] {
                  ShapeText text(output);
                  auto as = moved_as(output.scalar_type());
                  Flat out(output, Flat::Use::Write);

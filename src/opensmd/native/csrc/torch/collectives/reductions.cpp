@@ -49,7 +49,7 @@ WorkPtr SmddpBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) 
   if (!tensor.is_cpu()) return device_collectives()->reduce(tensors, opts);
   require_dense(tensor, "reduce");
   return issue(c10d::OpType::REDUCE, "smddp:reduce", opts.asyncOp, tensors, tensors,
-               [this, tensor, how = reducing(opts.reduceOp), root = static_cast<int>(opts.rootRank),
+               [this, tensor, how = reducing(opts.reduceOp), root = narrowed(opts.rootRank),
                 timeout = opts.timeout] {
                  ShapeText text(tensor);
                  bool here = rank_ == root;

@@ -31,8 +31,8 @@ at::Tensor described(const at::Tensor& tensor) {
 
 std::string words(const int64_t* row) {
   return c10::str(static_cast<at::ScalarType>(row[kDtype]), " of shape ",
-                  at::IntArrayRef(row + kExtents, static_cast<size_t>(row[kAxes])), " with ", row[kSparseAxes],
-                  " sparse axes");
+                  at::IntArrayRef(row + kExtents, static_cast<size_t>(row[kAxes])), " and sparse_dim ",
+                  row[kSparseAxes]);
 }
 
 // Everybody has everybody's row, so that all throw or none, and the group goes on.
