@@ -116,6 +116,7 @@ def run_forms(hosts: str) -> None:
     messages = test_messages
     needing_shared_memory = (
         messages.run_mailbox,
+        messages.run_mailbox_that_goes,
         messages.run_everybody_sends_first,
         messages.run_wrong_dtypes,  # which the wire does not tell
         messages.run_dropped_handles,
