@@ -52,7 +52,7 @@ __all__ = ["Engine", "first_inputs"]
 def first_inputs(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
 ) -> Arguments:
-    """The arguments of the first step, the same on all ranks of ``group``, as :meth:`Engine.agreed_inputs`.
+    """Return the first step's arguments, agreed over ``group`` as by :meth:`Engine.agreed_inputs`.
 
     Raises:
         SMPError: a step of an earlier engine failed on the same group.
@@ -67,18 +67,18 @@ class Engine:
     Args:
         group: the pipeline's ranks, in the order of the stages.
         config: the settings.
-        module: the model; this rank gives back the memory of what lives elsewhere.
+        module: the model; this rank frees the memory of what lives elsewhere.
         plan: where everything lives.
         sum_warning: sees every backward of torch's own.
-        offloading: of checkpointed activations; None keeps them in memory.
+        offloading: that of checkpointed activations; None keeps them in memory.
 
     Raises:
         SMPError: the ranks have different models.
 
     Attributes:
         plan: where everything lives.
-        reducer: of the replicas, once there are any.
-        errors: of its steps.
+        reducer: that of the replicas, once there are any.
+        errors: those of its steps.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Engine:
         atexit.register(self.close)
 
     def follow(self, module: nn.Module, plan: Plan) -> None:
-        """Run steps by another plan from now on; between steps, on all ranks.
+        """Switch to another plan; between steps, on all ranks.
 
         Args:
-            module: the model; what lives here by ``plan`` has its data.
+            module: the model, with the data of what lives here by ``plan``.
         """
         before = self._context
         before.transport.flush()
@@ -119,14 +119,14 @@ class Engine:
         self._context.begun = before.begun
 
     def follow_group(self, module: nn.Module, group: dist.ProcessGroup) -> None:
-        """Run steps over other groups from now on; between steps or after one that failed, on all its ranks.
+        """Switch to other groups; between steps or after a failed one, on all ranks of ``group``.
 
         Args:
             module: the model, whose parts stay where they are.
-            group: the pipeline's ranks, which have the places that they had.
+            group: the pipeline's ranks, in their previous positions.
         """
         before = self._context
-        # Threads of a step that failed may still be on their way out.
+        # Threads of a failed step may still be ending.
         self._threads.close()
         self._threads = Threads()
         before.transport.close()
@@ -137,7 +137,7 @@ class Engine:
         self.errors = self._new_errors()
 
     def follow_times(self, measured: Sequence[StageTimes]) -> None:
-        """Let the order of work follow what a microbatch takes on each stage; on all ranks alike."""
+        """Adapt the order of work to a microbatch's times on each stage; on all ranks alike."""
         self._schedule.follow_times(measured)
 
     def _follow(self, placed: PlacedModel, transport: Transport, random: ReplicatedRandom) -> None:
@@ -176,20 +176,20 @@ class Engine:
         )
 
     def _new_errors(self) -> StepErrors:
-        """Of the steps over these groups, none of which has failed yet."""
+        """Create the errors of steps over these groups, with no failure yet."""
         context = self._context
         return StepErrors(self._group, context.transport, context.others, in_order=self._schedule.in_order)
 
     @property
     def tells_times(self) -> bool:
-        """Whether the record of a step tells what this rank's work takes.
+        """Whether a step's record shows how long this rank's work takes.
 
-        Accelerators work on when a call has returned, and in a fixed order waits are part of the work.
+        Accelerators continue after a call has returned, and in a fixed order, waits are part of the work.
         """
         return self._placed.device.type == "cpu" and not self._schedule.in_order
 
     def times_of_microbatches(self) -> list[StageTimes]:
-        """What each microbatch has taken on this rank in the latest step."""
+        """Return what each microbatch has taken on this rank in the latest step."""
         forwards, backwards, weights = map(self._record.spent, ("forward", "backward", "weights"))
         return [
             StageTimes(
@@ -207,13 +207,13 @@ class Engine:
 
     @property
     def sent(self) -> list[SentTensor]:
-        """The tensors and gradients that have left this rank in the latest step."""
+        """The tensors and gradients that this rank sent in the latest step."""
         stretches = self._record.stretches
         begin = stretches[0].start_ns if stretches else 0
         return [each for each in self._context.transport.sent() if each.at_ns >= begin]
 
     def close(self) -> None:
-        """Let all that was sent leave before the process may end, and end the idle threads."""
+        """Wait until everything sent has left, because the process may end, and end the idle threads."""
         if not self.errors:
             with contextlib.suppress(RuntimeError):  # the group may be gone
                 self._context.transport.flush()
@@ -224,7 +224,7 @@ class Engine:
     def agreed_inputs(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Arguments:
-        """A step's arguments, the same on all ranks (the first rank's where they differ).
+        """Return a step's arguments, the same on all ranks: the first rank's if they differ.
 
         Raises:
             SMPError: an earlier step failed, here or on another rank.
@@ -237,7 +237,7 @@ class Engine:
                 return agreed_inputs(function, args, kwargs, self._group, self._control_device)
             except RuntimeError:
                 with contextlib.suppress(DistBackendError):
-                    transport.require_no_abort()  # which may know the cause
+                    transport.require_no_abort()  # it may know the cause
                 raise
 
     def run(
@@ -247,10 +247,10 @@ class Engine:
 
         Args:
             detach: detach what is returned from its graph.
-            backwards: counts them.
+            backwards: counts the backwards.
 
         Raises:
-            SMPError: another rank failed, or was lost; the message names it and what this rank waited for.
+            SMPError: another rank failed or was lost; the message names it and what this rank waited for.
             Exception: what ``function`` raised on this rank.
         """
         self._begin_step(len(calls))
@@ -286,13 +286,13 @@ class Engine:
         *,
         share: float,
     ) -> None:
-        """``torch.autograd.backward`` over all ranks, for the microbatch of the calling thread.
+        """Run ``torch.autograd.backward`` over all ranks, for the calling thread's microbatch.
 
         Args:
-            share: what gradients are multiplied by.
+            share: the factor for gradients.
 
         Raises:
-            SMPError: a module that runs as a whole on one rank has called it.
+            SMPError: called from a module that runs as a whole on one rank.
         """
         run = current_run()
         if run is None:
@@ -305,7 +305,7 @@ class Engine:
     def _begin_step(self, microbatches: int) -> None:
         self._placed.require_no_backward_hooks()
         transport = self._context.transport
-        if transport.ordered:  # what the step before has sent is kept until then, and has been received
+        if transport.ordered:  # the previous step's sends are kept until then, and have been received
             transport.flush()
             self._context.sent_since_flush = False
         alone = microbatches == 1 or self._config.active_microbatches == 1
@@ -318,7 +318,7 @@ class Engine:
 
     @property
     def random_position(self) -> tuple[int, int]:
-        """Where the numbers that all ranks draw alike are, between steps."""
+        """The position of the generator that all ranks share, between steps."""
         return self._context.random.position
 
     @random_position.setter
@@ -326,13 +326,13 @@ class Engine:
         self._context.random.position = position
 
     def _first_ranks(self, search: Callable[[], Table]) -> Table:
-        """What the first rank has found, which alone searches: ranks may share cores."""
+        """Return what the first rank finds; only it searches, because ranks may share cores."""
         return from_first_rank(
             search, self._group, does="searches for a schedule", could_not="find a schedule"
         )
 
     def _agreed_seed(self) -> int:
-        """The first rank's, for random numbers that all ranks draw alike."""
+        """Return the first rank's seed, for random numbers that all ranks share."""
         seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=self._control_device)
         dist.broadcast(seed, group=self._group, group_src=0)
         return int(seed)

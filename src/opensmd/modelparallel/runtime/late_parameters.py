@@ -1,7 +1,7 @@
-"""Parameters that come into a model after its parts have been placed: no rank would know whose they are.
+"""Refusing parameters that enter a model after it has been placed, because they have no home.
 
-A head that is replaced between steps, or an adapter that is added, would be computed where its input happens
-to be and trained by whichever rank; with replicas nobody would average its gradients. So a step looks first.
+A head that is replaced between steps, or an added adapter, would be computed where its input happens to be
+and trained by any rank; with replicas, its gradients would not be averaged. So every step checks first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["PlacedParameters"]
 
 
 class PlacedParameters:
-    """The parameters of a model at the time when it was placed.
+    """The parameters of a model when it was placed.
 
     Args:
         module: the user's module.
@@ -29,12 +29,12 @@ class PlacedParameters:
         self._remember()
 
     def require_no_others(self) -> None:
-        """Look at every module; quick where nothing has changed.
+        """Check every module; fast if nothing has changed.
 
         Raises:
             SMPError: a parameter has been added or replaced.
         """
-        # Comparing what modules hold by identity takes microseconds; names are asked for only if something
+        # Comparing modules' contents by identity takes microseconds; names are looked up only if something
         # moved.
         for module, parameters, children in self._seen:
             if not (_same(module._parameters, parameters) and _same(module._modules, children)):
@@ -53,7 +53,7 @@ class PlacedParameters:
         self._remember()
 
     def _remember(self) -> None:
-        # The objects are kept with their ids, which could otherwise be given to new ones.
+        # The objects are kept with their ids, which new ones could otherwise get.
         self._known = {id(each): each for each in self._module.parameters()}
         self._seen = [
             (each, tuple(each._parameters.values()), tuple(each._modules.values()))

@@ -1,6 +1,6 @@
-"""One microbatch of a step on this rank: who it is and where in the program, for all that work on it.
+"""One microbatch of a step on this rank: its identity and its position in the program.
 
-Its calls, its transfers, its backward and its turns each look at another side of it; this is what they share.
+Calls, transfers, backward and turns each handle another aspect of it; this is what they share.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Microbatch:
     """The state of one microbatch.
 
     Args:
-        index: which one of the step it is.
-        begun: how many microbatches earlier steps had.
-        borrowed: where tags are noted that a later microbatch than their own has used.
-        arguments: of the step function.
+        index: its number in the step.
+        begun: the number of microbatches in earlier steps.
+        borrowed: collects tags used by a later microbatch than their own.
+        arguments: those of the step function.
 
     Attributes:
-        serial: its number, counted over all steps.
-        point: where in the program it is, for messages.
-        inside: a module is running as a whole, or a backward: nothing is intercepted.
+        serial: its number over all steps.
+        point: its position in the program, for messages.
+        inside: whether a module runs as a whole, or a backward, so nothing is intercepted.
         mode: the function mode that intercepts its operations.
-        deferred: its backward, if that has been called for and has not run.
-        leaves_weights: a backward has run, and may have left weight gradients for later.
-        edges: where its graph leaves this rank, and comes to it.
-        gradients: of tensors that all ranks have.
-        functional: how many calls of ``functional_call`` are open.
-        chunk: which of the stages of this rank it is in, or comes to next, in its backward as in its forward.
+        deferred: its backward, if requested but not run yet.
+        leaves_weights: whether a backward has run that may have left weight gradients for later.
+        edges: where its graph leaves this rank and comes back.
+        gradients: those of tensors that all ranks have.
+        functional: the number of open calls of ``functional_call``.
+        chunk: which of this rank's stages it is in, or enters next, in forward or backward.
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class Microbatch:
         return memory_of(self._arguments)
 
     def next_point(self) -> int:
-        """The number of this program point; advances alike on all ranks."""
+        """Return the number of this program point and advance, alike on all ranks."""
         self._points += 1
         return self._points
 
     def pass_points(self, count: int) -> None:
-        """Go past so many program points at once."""
+        """Skip so many program points."""
         self._points += count
 
     def not_intercepted(self) -> _NotIntercepted:
-        """What this thread calls inside is torch's own."""
+        """Do not intercept what this thread calls inside."""
         return _NotIntercepted(self)
 
     def require_not_later(self, tag: Tag) -> None:
         """Raise for a tensor of a microbatch that plain PyTorch would run after this one.
 
-        One of an earlier microbatch, of this step or another, is remembered as borrowed.
+        A tensor of an earlier microbatch, of this step or another, is noted as borrowed.
         """
         if tag.serial > self.serial:
             raise SMPError(
@@ -103,9 +103,9 @@ class Microbatch:
             self._borrowed.add(tag)
 
     def require_gradients_sent(self) -> None:
-        """Raise where a gradient has ended on this rank, although what it is of has come from another.
+        """Raise if a gradient has ended on this rank although its tensor came from another.
 
-        Backward goes on there for what the loss is known to depend on: modules have arguments for that.
+        Backward continues there only for known dependencies of the loss, which are the arguments of modules.
 
         Raises:
             SMPUnsupportedError: it has.
@@ -119,7 +119,7 @@ class Microbatch:
             )
 
     def release(self) -> None:
-        """Let go of the graph, and of what refers back to this microbatch."""
+        """Release the graph, and what refers back to this microbatch."""
         self.edges.release()
         self.gradients.release()
         self._arguments = ()
@@ -128,13 +128,13 @@ class Microbatch:
 
 
 class _NotIntercepted:
-    """A class of its own, as every backward needs one: contextlib would make a generator each time."""
+    """A class, because every backward needs one, and contextlib would create a generator each time."""
 
     __slots__ = ("_inside", "_microbatch", "_without_mode")
 
     def __init__(self, microbatch: Microbatch) -> None:
         self._microbatch = microbatch
-        # Not always False: a backward that waits may have to settle an earlier one first, and then goes on.
+        # Not always False: a waiting backward may have to settle an earlier one first, and then continues.
         self._inside = microbatch.inside
         self._without_mode = WithoutMode(microbatch.mode)
 

@@ -22,14 +22,14 @@ _DONE = Done()
 
 
 class MicrobatchRun:
-    """Runs the step function for one microbatch, and then what it has left.
+    """Runs the step function for one microbatch, and then what it has left for later.
 
     Args:
         microbatch: which one.
-        function: of the microbatch; takes no arguments any more.
+        function: the step function, with its arguments bound.
         context: what the microbatches of a pipeline have in common.
-        turns: which microbatch runs now.
-        backward_pass: of the step.
+        turns: decides which microbatch runs.
+        backward_pass: that of the step.
         results: take what the function returns.
     """
 
@@ -48,19 +48,19 @@ class MicrobatchRun:
         self._results = results
         transfers = Transfers(microbatch, context, turns, backward_pass)
         self._calls = CallRunner(microbatch, context, transfers, turns, backward_pass)
-        # A generator, as its two halves may run in different threads: what the function has left needs no
-        # stack.
+        # A generator, because its halves may run in different threads: what the function leaves for later
+        # needs no stack.
         self._course = self._run()
 
     def advance(self) -> Waiting | Done:
-        """Go on as far as the user's function, or what it has left, keeps the thread's stack.
+        """Continue as long as the user's function, or what it has left, needs the thread's stack.
 
-        Waits inside are waits for a turn on this stack; what is returned waits without one.
+        Waits inside keep this stack; what is returned waits without one.
         """
         return next(self._course, _DONE)
 
     def abandon(self) -> None:
-        """Let go of everything, wherever the microbatch is: the step has failed."""
+        """Release everything, wherever the microbatch is, because the step has failed."""
         self._course.close()
         self._release()
 
@@ -69,7 +69,7 @@ class MicrobatchRun:
         # Before the deferred backward: large results travel while that waits for its gradient.
         self._results.share(self._microbatch.index, value)
         while self._microbatch.deferred is not None:
-            # The function's stack is gone: whichever thread has the turn goes on after this.
+            # The function's stack is gone, so any thread may continue after this.
             yield Waiting(self._microbatch.deferred.awaited)
             self._backward_pass.run_deferred(self._microbatch)
         self._microbatch.require_gradients_sent()
@@ -80,7 +80,7 @@ class MicrobatchRun:
         self._calls.release()
 
     def _call_function(self) -> Any:
-        set_run(self._calls)  # by thread, as modules are called without a word of the microbatch
+        set_run(self._calls)  # by thread, because calls of modules do not name the microbatch
         try:
             with Glue(self._calls) as self._microbatch.mode:
                 return self._function()

@@ -26,24 +26,24 @@ class PipelineContext:
     """One rank's side of a pipeline.
 
     Attributes:
-        rank, size: this rank of the pipeline, and how many there are.
+        rank, size: this rank's position in the pipeline, and the number of ranks.
         others: the other ranks.
-        transport: to the other ranks.
-        random: for replicated tensors.
-        script_random: of Python and NumPy.
-        escaped: tells tensors that only this rank has from replicated ones.
-        buffers: of split modules, which change in the order of the microbatches.
-        trained: which parameters are.
-        calls: what is known of them.
+        transport: the one to the other ranks.
+        random: the generator for replicated tensors.
+        script_random: the generators of Python and NumPy.
+        escaped: tells apart replicated tensors and those that only this rank has.
+        buffers: those of split modules, which change in the order of the microbatches.
+        trained: which parameters are trained.
+        calls: what is known about calls.
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
-        replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
-        divided: buffers of which modules in different places have copies.
+        replicated_memory: memory of buffers that are equal on all ranks (``untyped_storage()._cdata``).
+        divided: buffers that modules on different ranks have copies of.
         sum_warning: sees every backward of torch's own.
-        offloading: of checkpointed activations; None keeps them in memory.
-        sent_since_flush: something may still have to leave before it may be changed.
-        replacing: how many calls of ``functional_call`` are open on this rank.
-        begun: microbatches of earlier steps.
-        borrowed: tags of tensors that a later microbatch than their own has used in this step.
+        offloading: that of checkpointed activations; None keeps them in memory.
+        sent_since_flush: whether something sent may still have to leave before it may be changed.
+        replacing: the number of open calls of ``functional_call`` on this rank.
+        begun: the number of microbatches in earlier steps.
+        borrowed: tags of tensors used in this step by a later microbatch than their own.
     """
 
     rank: int
@@ -70,7 +70,7 @@ class PipelineContext:
         self.others = [rank for rank in range(self.size) if rank != self.rank]
 
     def is_replicated(self, tensor: Tensor) -> bool:
-        """Whether this is a buffer that all ranks keep alike, or a view of one."""
+        """Whether this is a buffer that is equal on all ranks, or a view of one."""
         return lies_in(tensor, self.replicated_memory)
 
     def lasts(self, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""A model whose parts have their homes: what this rank keeps of it, and what all ranks know of the rest."""
+"""A placed model: what this rank keeps of it, and what all ranks know about the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["PlacedModel"]
 
 
 class PlacedModel:
-    """Gives every part of a module its home, and gives back the memory of what lives elsewhere.
+    """Gives every part of a module its home, and frees the memory of what lives elsewhere.
 
     Args:
         module: the user's module.
@@ -33,15 +33,15 @@ class PlacedModel:
 
     Attributes:
         module, plan: as given.
-        parameters: all of the model's, also those of other ranks.
-        trained: which of them are.
-        buffers: of modules that are run piece by piece.
+        parameters: all of the model's, including those of other ranks.
+        trained: which of them are trained.
+        buffers: those of modules that run piece by piece.
         places: where modules keep tensors that change during steps.
         device: where the model computes.
         generators: the random number generators of that device and of the CPU.
         placed_memory: memory of buffers that live on one rank, and of this rank's parameters.
-        replicated_memory: memory of buffers that all ranks keep alike (``untyped_storage()._cdata``).
-        divided: buffers of several modules that run in different places, each of which has its own copy.
+        replicated_memory: memory of buffers that are equal on all ranks (``untyped_storage()._cdata``).
+        divided: buffers of several modules on different ranks, each of which has its own copy.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, rank: int) -> None:
@@ -50,12 +50,12 @@ class PlacedModel:
         self.device = next((each.device for each in module.parameters()), torch.device("cpu"))
         self.generators = default_generators(self.device)
         self._rank = rank
-        # Also the further names of a module that is in several places: the plan may go by any.
+        # Including further names of a module that is in several places: the plan may use any of them.
         modules = dict(module.named_modules(remove_duplicate=False))
         self._whole: dict[str, tuple[nn.Module, int]] = {}
         seen: set[nn.Module] = set()
         for name, home in plan.atomic().items():
-            # A module that is used under several names is placed, and called, as one.
+            # A module with several names is placed and called as one.
             if modules[name] not in seen:
                 seen.add(modules[name])
                 self._whole[name] = (modules[name], home)
@@ -91,7 +91,7 @@ class PlacedModel:
                 )
 
     def intercepted(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
-        """For the time of a step, its modules are called where they live; ``alone``: by one microbatch."""
+        """During a step, call modules where they live; ``alone``: there is one microbatch."""
         return intercepted(self._whole, self._sequences.forwards(alone=alone), alone=alone)
 
     def _tag_parameters(self, module: nn.Module, plan: Plan) -> list[tuple[nn.Parameter, Tag]]:
@@ -102,7 +102,7 @@ class PlacedModel:
             tag = Tag(plan.parameter_home(name), parameter.requires_grad)
             put_tag(parameter, tag)
             tagged.append((parameter, tag))
-            # The object stays: optimizers and hooks of the script have it.
+            # The object stays, because optimizers and hooks of the script refer to it.
             if tag.home != self._rank and not isinstance(parameter, RemoteTensor):
                 make_remote(parameter, clipping)
         return tagged
@@ -120,13 +120,13 @@ class PlacedModel:
     def _tag_buffers(
         self, modules: dict[str, nn.Module], plan: Plan
     ) -> tuple[frozenset[int], frozenset[int]]:
-        """Buffers of modules that run as a whole live with them; those of split modules are everywhere.
+        """Let buffers live with modules that run as a whole, and everywhere for split modules.
 
         Returns:
-            The memory of the ones and of the others.
+            The memory of the former and of the latter.
         """
         placed, replicated = set(), set()
-        moved: dict[Tensor, Tensor] = {}  # buffers of several modules stay one
+        moved: dict[Tensor, Tensor] = {}  # buffers of several modules stay shared
         for name, module in modules.items():
             for own, buffer in module._buffers.items():
                 if buffer is None:
@@ -136,7 +136,7 @@ class PlacedModel:
                     replicated.add(buffer.untyped_storage()._cdata)
                     continue
                 home = plan.homes[name]
-                # Out of the mapped file: a placeholder must not keep a checkpoint's memory alive.
+                # Not in the mapped file: a placeholder must not keep a checkpoint's memory alive.
                 if home != self._rank:
                     if buffer not in moved:
                         moved[buffer] = out_of_mapping(buffer)

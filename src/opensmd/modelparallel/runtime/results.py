@@ -1,7 +1,7 @@
-"""What microbatches return, made real on every rank of the pipeline.
+"""Making the results of microbatches real on every rank of the pipeline.
 
-Nobody looks at results before the step's end. Small ones, such as losses, travel then, all of a rank
-together; large ones as soon as they are there, where messages may overtake one another.
+Nobody reads results before the end of the step. Small ones, such as losses, travel then, all of a rank
+together; large ones travel at once, if messages may overtake each other.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from opensmd.modelparallel.runtime.tensors.tags import Form, form_of, tags_of
 
 __all__ = ["Results"]
 
-# A message costs about as much as copying this.
+# A message costs about as much as copying this many bytes.
 _SMALL_BYTES = 4096
 
 
 class _ResultPart(NamedTuple):
-    """A tensor in a result. They sort alike on all ranks, by microbatch and place.
+    """A tensor in a result. Parts sort by microbatch and place, alike on all ranks.
 
     Attributes:
-        place: among the tensors of the microbatch's result.
-        elements: how many numbers it has.
-        is_small: it travels with others.
-        device: where the program has it, which a message between GPUs does not tell.
+        place: its index among the tensors of the microbatch's result.
+        elements: how many elements it has.
+        is_small: whether it travels together with others.
+        device: where the program has it, which a message between GPUs does not say.
         data: at its home, the tensor itself.
     """
 
@@ -52,23 +52,23 @@ class _ResultPart(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a single number without axes, such as a loss."""
+        """Whether it is 0-dimensional, such as a loss."""
         return not self.form[0]
 
     def leaving(self) -> Tensor:
-        """The elements of the part as they travel."""
+        """Return the part's elements as they travel."""
         assert self.data is not None
         shape, stride, _ = self.form
         return in_memory_order(self.data, shape, stride).reshape(-1)
 
     def arrived(self, numbers: Tensor) -> Tensor:
-        """The tensor, of the numbers that have come."""
+        """Return the tensor from the received elements."""
         shape, stride, _ = self.form
         return arranged(numbers, shape, strides_kept(shape, stride)).to(self.device)
 
 
 class _Ended(torch.autograd.Function):
-    """A result's way back into its graph, which is spread over the ranks: it ends with the step on all."""
+    """The end of a result's graph: that is spread over the ranks, and ends with the step on all of them."""
 
     @staticmethod
     def forward(ctx: Any, graph: Tensor, result: Tensor) -> Tensor:
@@ -88,9 +88,9 @@ class Results:
 
     Args:
         context: the pipeline.
-        count: of microbatches.
-        detach: detach what is returned from its graph. Otherwise it requires gradients on all ranks, and
-            backward says that it belongs into the step.
+        count: the number of microbatches.
+        detach: detach results from their graphs. Otherwise they require gradients on all ranks, and a
+            backward raises an error that it belongs inside the step.
     """
 
     def __init__(self, context: PipelineContext, count: int, *, detach: bool) -> None:
@@ -99,10 +99,10 @@ class Results:
         self._values: list[Any] = [None] * count
         self._tensors: list[list[Tensor]] = [[] for _ in range(count)]
         self._parts: list[list[_ResultPart]] = [[] for _ in range(context.size)]  # by home
-        self._in_graphs: list[tuple[int, int]] = []  # microbatch and place of what has a graph
+        self._in_graphs: list[tuple[int, int]] = []  # microbatch and place of parts with a graph
 
     def share(self, index: int, value: Any) -> None:
-        """Take what microbatch ``index`` has returned."""
+        """Add what microbatch ``index`` has returned."""
         context = self._context
         self._values[index] = value
         tensors = self._tensors[index]
@@ -111,7 +111,7 @@ class Results:
         if None in tags:
             context.escaped.require_replicated(tensors, tags, "the step function has returned")
         for place, (leaf, tag) in enumerate(zip(tensors, tags, strict=True)):
-            # Computed on all ranks: nothing to send.
+            # Computed on all ranks, so there is nothing to send.
             if tag is None:
                 tensors[place] = leaf.detach() if self._detach else leaf
                 continue
@@ -129,22 +129,22 @@ class Results:
             is_small = elements * form[2].itemsize <= _SMALL_BYTES
             part = _ResultPart(index, place, elements, is_small, form, leaf.device, data)
             self._parts[tag.home].append(part)
-            # By the tag, which all ranks know alike: on a rank without the data nothing requires gradients.
+            # From the tag, which all ranks know: on a rank without the data, nothing requires gradients.
             if tag.requires_grad and not self._detach:
                 self._in_graphs.append((index, place))
             if data is not None and not is_small and not context.transport.ordered:
-                self._send(part, part.leaving().clone())  # the caller may change what it gets
+                self._send(part, part.leaving().clone())  # the caller may change the original
 
     def _send(self, first: _ResultPart, numbers: Tensor) -> None:
         for rank in self._context.others:
             self._context.transport.send(rank, _tag(first), numbers)
 
     def received(self) -> list[Any]:
-        """All results; waits for what is still to come."""
+        """Wait for outstanding results and return all."""
         for home, parts in enumerate(self._parts):
             if not parts:
                 continue
-            # Microbatches end in another order on every rank; messages must be put together alike.
+            # Microbatches end in different orders on the ranks, but messages must be composed alike.
             parts.sort()
             for together in _messages(parts):
                 if home != self._context.rank:
@@ -153,7 +153,7 @@ class Results:
                     self._send(together[0], _joined(together))
         for microbatch, place in self._in_graphs:
             tensors = self._tensors[microbatch]
-            # Something that requires gradients, for autograd to make a node that can answer.
+            # Something that requires gradients, so that autograd creates a node that can respond.
             graph = torch.empty(0, device="cpu", requires_grad=True)
             tensors[place] = _Ended.apply(graph, tensors[place])  # type: ignore[no-untyped-call]
         return [
@@ -170,7 +170,7 @@ class Results:
 
 
 def _messages(parts: list[_ResultPart]) -> list[list[_ResultPart]]:
-    """What travels together: the small parts of each dtype and kind of device; each of the others alone."""
+    """Return what travels together: small parts by dtype and kind of device; others travel alone."""
     small: dict[tuple[torch.dtype, str], list[_ResultPart]] = {}
     alone: list[list[_ResultPart]] = []
     for part in parts:
@@ -178,12 +178,12 @@ def _messages(parts: list[_ResultPart]) -> list[list[_ResultPart]]:
             small.setdefault((part.form[2], part.device.type), []).append(part)
         else:
             alone.append([part])
-    # By dtype, because torch.cat promotes: an integer among floats would come back rounded.
+    # By dtype, because torch.cat promotes: an integer among floats would arrive rounded.
     return [*small.values(), *alone]
 
 
 def _joined(together: list[_ResultPart]) -> Tensor:
-    """The elements of what travels together; of losses, the usual case, in one operation."""
+    """Join the elements that travel together; for losses, the usual case, in one operation."""
     numbers = [part.data for part in together if part.is_number and part.data is not None]
     if len(numbers) == len(together):
         return torch.stack(numbers)
@@ -191,7 +191,7 @@ def _joined(together: list[_ResultPart]) -> Tensor:
 
 
 def _apart(together: list[_ResultPart], numbers: Tensor, counts: list[int]) -> Sequence[Tensor]:
-    """The tensors whose elements have come as a vector; the other way of :func:`_joined`."""
+    """Split a received vector into tensors; the reverse of :func:`_joined`."""
     if all(part.is_number for part in together):
         return numbers.to(together[0].device).unbind()
     pieces = torch.split(numbers, counts)
@@ -199,5 +199,5 @@ def _apart(together: list[_ResultPart], numbers: Tensor, counts: list[int]) -> S
 
 
 def _tag(first: _ResultPart) -> int:
-    """The tag of a message that begins with this part."""
+    """Return the tag of a message that starts with this part."""
     return make_tag(Kind.RESULT, first.microbatch, first.place)

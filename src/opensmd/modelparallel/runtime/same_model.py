@@ -1,4 +1,4 @@
-"""All ranks of a pipeline must have built the same model before each keeps its part of it."""
+"""Checking that all ranks of a pipeline have built the same model, before each keeps its part."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Entry = tuple[str, tuple[int, ...], str]
 
 
 def require_same_model(module: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Compare names, shapes and dtypes of parameters over ``group``; ``device`` is where it carries tensors.
+    """Compare names, shapes and dtypes of parameters over ``group``, which carries tensors on ``device``.
 
     Raises:
         SMPError: on all ranks, naming the first parameter that differs.
     """
     mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
-    # One number each; the names travel only where they differ, for the error.
+    # One number each; names travel only if they differ, for the error.
     own = torch.tensor([stable_hash(tuple(mine), 63)], device=device)
     hashes = gathered_vectors(own, group)
     if bool((hashes == hashes[0]).all()):
@@ -32,7 +32,7 @@ def require_same_model(module: nn.Module, group: dist.ProcessGroup, device: torc
     models: list[Any] = [None] * group.size()
     dist.all_gather_object(models, mine, group=group)
     other = next(rank for rank, model in enumerate(models) if model != models[0])
-    # The None lets a model that merely has more parameters differ somewhere.
+    # None makes a model that merely has more parameters differ somewhere.
     pairs = zip([*models[0], None], [*models[other], None], strict=False)
     first, second = next((a, b) for a, b in pairs if a != b)
     raise SMPError(

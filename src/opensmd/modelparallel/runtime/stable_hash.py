@@ -1,4 +1,4 @@
-"""A hash that is the same in every process: ranks find messages and compare their models by it."""
+"""A hash that is the same in every process, by which ranks find messages and compare their models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["stable_hash"]
 
 
 def stable_hash(key: Hashable, bits: int) -> int:
-    """A hash of a key that is the same in every process."""
-    # Python salts the hashes of texts, and repr of a key holds no addresses once functions are named.
+    """Return a hash of ``key`` that is the same in every process."""
+    # Python salts hashes of strings; the repr of a key has no addresses once functions are named.
     digest = hashlib.blake2b(repr(_stable(key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - bits)
 

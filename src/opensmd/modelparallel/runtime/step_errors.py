@@ -1,13 +1,13 @@
-"""How a step fails: what its errors say, that all ranks hear of them, and that no later step waits again.
+"""How a step fails: what its errors say, that all ranks learn of them, and that no later step waits.
 
-An error of the process group says which operation failed, but nothing of the step. It gets these words here,
-once, by where it came from::
+An error of the process group says which operation failed, but nothing about the step. That is added here,
+once, depending on where it came from::
 
     before or after the microbatches    Explained      "the step 'train' stopped while ..."
     a turn, with all of them waiting    stopped        "the pipeline stopped: microbatch 0 waits ..."
-    inside of a microbatch              located        "the pipeline stopped: microbatch 0 was at ..."
+    inside a microbatch                 located        "the pipeline stopped: microbatch 0 was at ..."
 
-Whatever a step raises, of the group or of the user, goes through :class:`StepErrors` of its engine.
+All errors of a step, the group's and the user's, go through its engine's :class:`StepErrors`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["Explained", "StepErrors", "located", "stopped"]
 
 
 class Explained:
-    """Name the step in what the process group raises in the body, outside of microbatches.
+    """Name the step in what the process group raises in the body, outside microbatches.
 
-    A class, as every step enters two of them: contextlib would make generators.
+    A class because every step enters two of them, and contextlib would create generators.
 
     Args:
         function: the user's step function.
-        moment: of the step, to be put into a sentence.
-        group: the pipeline's, on which no step may follow.
+        moment: the moment in the step, as a clause.
+        group: the pipeline's, on which no further step may run.
 
     Raises:
         SMPError: in place of a DistBackendError.
@@ -62,7 +62,7 @@ class Explained:
 
 
 def stopped(error: DistBackendError, microbatches: Iterable[tuple[Microbatch, Progress]]) -> SMPError:
-    """The error of a rank that waits for messages, with what each of its microbatches was waiting for."""
+    """Return the error of a rank that waits for messages, with what each microbatch was waiting for."""
     waiting = [
         f"microbatch {microbatch.index} {progress.value} for {microbatch.point}"
         for microbatch, progress in microbatches
@@ -72,7 +72,7 @@ def stopped(error: DistBackendError, microbatches: Iterable[tuple[Microbatch, Pr
 
 
 def located(error: BaseException, microbatch: Microbatch) -> BaseException:
-    """The error of a microbatch that ran; the process group's with where that was."""
+    """Return the error of a running microbatch; if it is the process group's, with where that was."""
     if not isinstance(error, DistBackendError):
         return error
     found = SMPError(
@@ -83,8 +83,8 @@ def located(error: BaseException, microbatch: Microbatch) -> BaseException:
 
 
 def _in_words(error: DistBackendError) -> str:
-    """What the process group says, and what the cause may be of a wait in vain."""
-    if "timed out" not in str(error).lower():  # torch has no class of its own for it
+    """Return what the process group says, and the possible cause of a timeout."""
+    if "timed out" not in str(error).lower():  # torch has no separate class for it
         return str(error)
     return (
         f"{error}. If all ranks run, they have taken different ways through the step function: call "
@@ -94,13 +94,13 @@ def _in_words(error: DistBackendError) -> str:
 
 
 class StepErrors:
-    """The first error of an engine's steps, which is their last: its ranks end alike.
+    """The first error of an engine's steps, after which none may run; it is raised on all ranks.
 
     Args:
         group: the pipeline's ranks.
-        transport: to the other ranks.
-        others: these, in the group.
-        in_order: all ranks do everything in one order.
+        transport: the one to the other ranks.
+        others: the other ranks in the group.
+        in_order: whether all ranks do everything in one order.
     """
 
     def __init__(
@@ -117,27 +117,27 @@ class StepErrors:
         return self._failure is not None
 
     def require_none(self) -> None:
-        """Begin a step only where none has failed, nor anything else on its group.
+        """Raise before a step if an earlier one, or anything else on its group, has failed.
 
         Raises:
-            SMPError: one has.
+            SMPError: something has failed.
         """
         if self._failure is not None:
             raise SMPError(f"an earlier step of this pipeline failed, and it cannot go on: {self._failure}")
         require_sound(self._group)
 
     def add(self, error: BaseException, where: str = "") -> None:
-        """Go no further after ``error``, and announce it to the others, once.
+        """Note ``error`` as the end of all steps, and announce it to the others, once.
 
         Args:
-            error: of a step on this rank.
-            where: it was raised, to be put into a sentence.
+            error: that of a step on this rank.
+            where: where it was raised, as a clause.
         """
         if self._failure is not None:
             return
         self._failure = f"{type(error).__name__}: {error}"
         poison(self._group, "a step")
-        if isinstance(error, PeerFailed):  # whoever failed first has told all
+        if isinstance(error, PeerFailed):  # the rank that failed first has told all
             return
         stage = dist.get_rank(self._group)
         rank = dist.get_global_rank(self._group, stage)
@@ -146,10 +146,10 @@ class StepErrors:
 
     @contextlib.contextmanager
     def alike(self, *, confirm: bool) -> Iterator[None]:
-        """What the body raises on one rank is raised on all, at the latest when they begin their next step.
+        """Raise what the body raises on one rank on all, at the latest when they start their next step.
 
         Args:
-            confirm: already at the body's end, for which every rank then waits.
+            confirm: already at the end of the body, where every rank then waits.
 
         Raises:
             PeerFailed: the body failed on another rank.
@@ -158,8 +158,8 @@ class StepErrors:
             yield
         except BaseException as error:
             self.add(error)
-            # In a fixed order the others may wait for any message of this rank, so they would not come here;
-            # a KeyboardInterrupt shall end this process at once.
+            # In a fixed order, the others may wait for any message of this rank and would not get here; a
+            # KeyboardInterrupt should end this process at once.
             if confirm and isinstance(error, Exception) and not self._in_order:
                 with contextlib.suppress(RuntimeError):
                     self._confirm(ended=False)
@@ -173,6 +173,6 @@ class StepErrors:
                 raise
 
     def _confirm(self, *, ended: bool) -> bool:
-        """Whether all ranks ended this step well."""
+        """Whether all ranks ended this step successfully."""
         mine = torch.tensor([ended], dtype=torch.int64, device=self._control_device)
         return bool(gathered_vectors(mine, self._group).all())

@@ -1,4 +1,4 @@
-"""One step: everything that lives as long as it, from the call of the step function to its results."""
+"""One step: everything that lives from the call of the step function to its results."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class StepRun:
     Args:
         context: what the microbatches of a pipeline have in common.
         placed: the model.
-        schedule: what this rank does in which order.
+        schedule: the order of this rank's work.
         function: the user's.
-        calls: its arguments, of each microbatch.
-        detach: detach what is returned from its graph.
-        backwards: counts them.
-        threads: where further microbatches run.
-        reducer: of replicas; None without them.
+        calls: its arguments for each microbatch.
+        detach: detach results from their graphs.
+        backwards: counts the backwards.
+        threads: for further microbatches.
+        reducer: that of the replicas; None without them.
 
     Attributes:
-        record: what this rank does, and when.
+        record: what this rank did, and when.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StepRun:
 
     @property
     def failed_at(self) -> str:
-        """Where a microbatch has failed, to be put into a sentence; empty if none has."""
+        """Say where a microbatch has failed, as a clause; empty if none has."""
         failed = self._turns.failed
         return "" if failed is None else f" in microbatch {failed.index}, after {failed.point}"
 
@@ -105,7 +105,7 @@ class StepRun:
         """Run all microbatches.
 
         Returns:
-            What the function returned for each; tensors are real on every rank.
+            What the function returned for each, with real tensors on every rank.
         """
         try:
             with (
@@ -113,7 +113,7 @@ class StepRun:
                 self._placed.buffers.ordered(CallingThread(), self._attributes, alone=self._alone),
             ):
                 self._turns.run(self._runs)
-            # Outside: results and weight gradients are torch's own business, nothing of them is intercepted.
+            # Outside: results and weight gradients must not be intercepted.
             self._weight_gradients.run_all()
             return self._results.received()
         finally:
@@ -123,7 +123,7 @@ class StepRun:
             self._state_per_microbatch.end_step()
 
     def abandon(self) -> None:
-        """Let go of what microbatches keep that have not come to their end, as the step has failed."""
+        """Release what unfinished microbatches keep, because the step has failed."""
         for run in self._runs:
             run.abandon()
 

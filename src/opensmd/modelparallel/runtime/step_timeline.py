@@ -1,4 +1,4 @@
-"""What a rank did in its steps, handed to the job's timeline beside what the plan expects of them."""
+"""Adding a rank's steps, and what the plan expects of them, to the job's timeline."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class StepTimeline:
     """The steps of one rank in the timeline.
 
     Args:
-        recorder: of this process; None where nothing is recorded.
-        plan: tells what is expected.
-        stage: this rank of the pipeline.
+        recorder: this process's; None if nothing is recorded.
+        plan: what is expected.
+        stage: this rank's position in the pipeline.
     """
 
     def __init__(self, recorder: Recorder | None, plan: Plan, stage: int) -> None:
         self._recorder = recorder
         self._plan = plan
         self._stage = stage
-        # By how many microbatches a step has: what the timeline calls this rank's expected part of it.
+        # By a step's number of microbatches, the timeline's name of this rank's expected part.
         self._expected: dict[int, int] = {}
 
     def add(self, record: Record, microbatches: int) -> None:
-        """A step of so many microbatches has ended, well or not."""
+        """Add a step of so many microbatches, successful or not."""
         recorder = self._recorder
         if recorder is None or recorder.paused:
             return
@@ -41,7 +41,7 @@ class StepTimeline:
         recorder.add_step(record.ended, expected)
 
     def _add_expected(self, recorder: Recorder, microbatches: int) -> int:
-        """Put down what the plan expects of this rank in a step of so many microbatches."""
+        """Add what the plan expects of this rank in a step of so many microbatches."""
         plan = self._plan
         if not all(load.seconds for load in plan.loads):
             return NOTHING_EXPECTED

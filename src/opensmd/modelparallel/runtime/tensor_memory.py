@@ -1,4 +1,4 @@
-"""Large tensors of smdrun's ranks come from memory kept between steps, but never more than a step needs.
+"""Taking large tensors of smdrun's ranks from memory kept between steps, at most what a step needs.
 
 The blocks are in ``csrc/torch/memory``.
 """
@@ -15,19 +15,19 @@ __all__ = ["end_step", "keep"]
 
 
 def keep() -> None:
-    """From now on, if the environment says so and there is a compiled core."""
+    """Keep memory from now on, if the environment says so and there is a compiled core."""
     if _is_wanted():
         core.keep_tensor_memory()
 
 
 def end_step() -> None:
-    """What earlier steps needed, such as the whole model before it was cut, is not kept any longer."""
+    """Stop keeping what only earlier steps needed, such as the whole model before it was cut."""
     if _is_wanted():
         core.end_step_of_tensor_memory()
 
 
 @functools.cache
 def _is_wanted() -> bool:
-    """As the process began: torch's allocator is changed for good."""
+    """Read the setting as the process started, because torch's allocator is changed for good."""
     settings = Settings.from_environment()
     return settings.keep_tensors and core_or_reason(settings)[0] is not None

@@ -1,4 +1,4 @@
-"""Which parameters are trained: the same on all ranks, and part of what makes two calls alike."""
+"""Which parameters are trained: the same on all ranks, and part of what identifies calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TrainedParameters:
     """``requires_grad`` of a placed model's parameters.
 
     Args:
-        parameters: all, with their tags.
+        parameters: all parameters, with their tags.
 
     Attributes:
         epoch: changes when a parameter's ``requires_grad`` does; part of every call's key.
@@ -30,20 +30,20 @@ class TrainedParameters:
         self._may_change = False
 
     def begin_step(self, *, may_change: bool) -> None:
-        """Look at what is trained. ``may_change``: the step function may freeze and unfreeze parameters."""
+        """Find out what is trained. ``may_change``: the step function may freeze and unfreeze parameters."""
         self._may_change = may_change
         trained = []
-        with without_interception():  # parameters of other ranks are of a guarded class
-            # The tag follows the parameter: between steps the script may freeze what it likes, on all ranks.
+        with without_interception():  # parameters of other ranks have a guarded class
+            # The tag follows the parameter: between steps, the script may freeze anything, on all ranks.
             for parameter, tag in self._parameters:
                 wanted = parameter.requires_grad
                 tag.requires_grad = wanted
                 trained.append(wanted)
-        # Hashes of truth values are the same in every process, so ranks agree without talking.
+        # Hashes of booleans are the same in every process, so ranks agree without communication.
         self.epoch = hash(tuple(trained))
 
     def change(self, parameter: nn.Parameter, tag: Tag, wanted: bool) -> None:
-        """Give a parameter another ``requires_grad`` inside a step, on this rank and in what all ranks know.
+        """Change a parameter's ``requires_grad`` inside a step, on this rank and in what all ranks know.
 
         Raises:
             SMPUnsupportedError: microbatches take turns, or replicas reduce gradients.

@@ -1,7 +1,7 @@
-"""Steps of a model that this rank has as a whole: microbatches run one by one, and nothing is intercepted.
+"""Steps of a model that is whole on this rank: microbatches run one by one, and nothing is intercepted.
 
-It is to such a model what the engine is to a split one. Backwards are seen for the replicas alone, which
-reduce gradients in the last of a step.
+This is the counterpart of the engine for split models. It watches backwards only for the replicas, which
+reduce gradients in a step's last one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class WholeModel:
     Args:
         module: the model.
         sum_warning: sees every backward of torch's own.
-        is_sharded: its parameters are shared out among replicas, and in no graph for long.
+        is_sharded: whether its parameters are split over replicas, and so not in any graph for long.
 
     Attributes:
-        reducer: of the replicas, once there are any.
+        reducer: that of the replicas, once there are any.
     """
 
     def __init__(self, module: nn.Module, sum_warning: SumWarning, *, is_sharded: bool) -> None:
@@ -48,7 +48,7 @@ class WholeModel:
     def run(
         self, function: Callable[..., Any], calls: Sequence[Arguments], *, detach: bool, backwards: Backwards
     ) -> list[Any]:
-        """Run ``function`` once for each of ``calls``, as :meth:`.Engine.run`."""
+        """Run ``function`` once for each of ``calls``, like :meth:`.Engine.run`."""
         self._backwards = backwards
         results = []
         with replaced_backward(self._plain_backward):
@@ -66,7 +66,7 @@ class WholeModel:
         *,
         share: float,
     ) -> None:
-        """``model.backward`` of the microbatch that runs; ``share`` is what gradients are multiplied by."""
+        """Run ``model.backward`` of the current microbatch; ``share`` is the factor for gradients."""
         roots, given = root_pairs(tensors, grad_tensors)
         gradients = [
             root_gradient(root, gradient, share) for root, gradient in zip(roots, given, strict=True)
@@ -77,10 +77,10 @@ class WholeModel:
     def _plain_backward(
         self, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """``loss.backward()`` in a step: replicas reduce what it brings to the model, too."""
+        """Run ``loss.backward()`` in a step; replicas also reduce its gradients."""
         tensors: Any = args[0] if args else kwargs["tensors"]
         roots = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        inside = self._in_backward  # a reentrant checkpoint calls it, or a hook
+        inside = self._in_backward  # called by a reentrant checkpoint or a hook
         if inside or kwargs.get("inputs") is not None or not self._may_reach(roots):
             original(*args, **kwargs)
             return
@@ -94,7 +94,7 @@ class WholeModel:
 
     @contextlib.contextmanager
     def _reduced_if_last(self, roots: Sequence[Tensor]) -> Iterator[None]:
-        """Around a backward, in which replicas reduce gradients if it may be the step's last."""
+        """Wrap a backward, in which replicas reduce gradients if it may be the step's last."""
         reducer, microbatch = self.reducer, self._microbatch
         self._backwards.add(microbatch)
         if reducer is not None and self._backwards.may_be_last(microbatch):

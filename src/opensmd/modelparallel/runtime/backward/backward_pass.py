@@ -1,6 +1,6 @@
-"""The backwards of one step on this rank: where they begin, when they run, and in how many parts.
+"""The backwards of one step on this rank: where they start, when they run, and in how many parts.
 
-``model.backward(loss)`` is called on every rank at one program point. What happens then on a rank::
+``model.backward(loss)`` is called on every rank at one program point. Then, on each rank::
 
     begin ── nothing of the graph is here ─────────────────────── others may go first, and that is all
       │
@@ -11,9 +11,9 @@
                                                    └── the function returns: run_deferred, when
                                                        its gradient has come
 
-A backward runs in two parts where it can, of which the second computes weight gradients when the schedule
-has them, or the rank has nothing else to do (:mod:`.weight_gradients`). Where microbatches come to this rank
-several times, each time is a leg of its own that begins when its gradient has come.
+If possible, a backward runs in two parts; the second computes weight gradients when the schedule has them, or
+the rank has nothing else to do (:mod:`.weight_gradients`). If microbatches pass this rank several times, each
+pass is a separate leg that starts when its gradient has arrived.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ __all__ = ["BackwardPass", "Reducer"]
 
 
 class Reducer(Protocol):
-    """What averages the gradients of this rank's stage over the replicas, during the step's last backward."""
+    """Averages the gradients of this rank's stage over the replicas, during the step's last backward."""
 
     def before_last_backward(self, roots: Sequence[Tensor]) -> None:
-        """The last backward begins at ``roots``, which are all that this rank has."""
+        """Prepare for the last backward, from ``roots``, which are all that this rank has."""
 
     def after_backward(self) -> None:
-        """A microbatch's backward has returned."""
+        """Note that a microbatch's backward has returned."""
 
 
 class BackwardPass:
@@ -60,13 +60,13 @@ class BackwardPass:
 
     Args:
         context: what the microbatches of a pipeline have in common.
-        turns: which microbatch runs now.
-        weight_gradients: what the second parts of backwards are left to.
+        turns: decides which microbatch runs.
+        weight_gradients: takes the second parts of backwards.
         record: notes what ran when.
-        counts: of the backwards that have begun.
-        splits_from: the microbatches from this one on leave their weight gradients for later.
-        in_order: all ranks do everything in one order, so nothing is deferred.
-        reducer: of replicas; None without them.
+        counts: counts the started backwards.
+        splits_from: microbatches from this one on leave their weight gradients for later.
+        in_order: whether all ranks do everything in one order, so nothing is deferred.
+        reducer: that of the replicas; None without them.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class BackwardPass:
         *,
         share: float | None = None,
     ) -> None:
-        """``torch.autograd.backward`` over all ranks, for the microbatch of the calling thread.
+        """Run ``torch.autograd.backward`` over all ranks, for the calling thread's microbatch.
 
         Args:
-            share: what gradients are multiplied by; None: the script calls torch's own backward.
+            share: the factor for gradients; None if the script calls torch's own backward.
 
         Raises:
-            SMPError: ``create_graph`` or ``inputs`` is given, which reach over ranks.
+            SMPError: ``create_graph`` or ``inputs`` is given, which would span ranks.
         """
         if create_graph or inputs is not None:
             raise SMPError("backward inside a smp.step function takes neither create_graph nor inputs")
@@ -118,14 +118,14 @@ class BackwardPass:
             self._begin(microbatch, roots, given, bool(retain_graph), 1.0 if share is None else share)
 
     def settle(self, microbatch: Microbatch) -> None:
-        """Run what is left of the backward of a microbatch while its function waits.
+        """Run the rest of a microbatch's backward before its function continues.
 
         Called before anything runs on this rank that might see its gradients or change what they are computed
         from, and before the function waits.
         """
         backward, microbatch.deferred = microbatch.deferred, None
         if backward is not None:
-            # It was called for outside of autocast: otherwise it would not have been deferred.
+            # It was requested outside autocast, or it would not have been deferred.
             with microbatch.not_intercepted(), without_autocast():
                 while backward.legs:
                     self._turns.before_backward(microbatch, backward.awaited)
@@ -136,7 +136,7 @@ class BackwardPass:
                 self._complete(microbatch)
 
     def run_deferred(self, microbatch: Microbatch) -> None:
-        """Run a leg of a deferred backward, if the microbatch has one, after its function has returned."""
+        """Run a leg of the microbatch's deferred backward, if any, after its function has returned."""
         backward, microbatch.deferred = microbatch.deferred, None
         if backward is not None:
             self._run(microbatch, backward)
@@ -144,7 +144,7 @@ class BackwardPass:
                 microbatch.deferred = backward
 
     def complete_gradients(self, microbatch: Microbatch) -> None:
-        """Compute what is left of gradients, as somebody in ``microbatch`` is about to look at them."""
+        """Compute pending gradients, because something in ``microbatch`` is about to read them."""
         if self._weight_gradients:
             with microbatch.not_intercepted(), self._record.interrupted():
                 self._weight_gradients.run_all()
@@ -152,7 +152,7 @@ class BackwardPass:
                 self._reducer.after_backward()
 
     def _complete(self, microbatch: Microbatch) -> None:
-        """Compute what a microbatch has left, as what it needs is about to change."""
+        """Compute what a microbatch has left, because what it needs is about to change."""
         if self._reducer_of_last(microbatch.index) is not None:
             self.complete_gradients(microbatch)
             return
@@ -184,7 +184,7 @@ class BackwardPass:
                 own.append(real)
                 gradients.append(root_gradient(real, gradient, share))
         backward = DeferredBackward(self._legs(microbatch, roots, own, gradients, retain_graph), retain_graph)
-        if not backward.legs:  # nothing to do here, but microbatches take turns as on the ranks that have
+        if not backward.legs:  # nothing to do here, but microbatches take turns as on ranks with work
             self._turns.before_backward(microbatch, [])
             return
         self._run_or_defer(microbatch, backward)
@@ -197,7 +197,7 @@ class BackwardPass:
         gradients: list[Tensor],
         retain_graph: bool,
     ) -> list[Leg]:
-        """The legs of a backward that begins at ``own`` roots and at tokens; none if there are neither."""
+        """Return the legs of a backward from ``own`` roots and tokens; none if there are neither."""
         edges = microbatch.edges.behind(roots, keep=retain_graph)
         starts = microbatch.edges.tokens(edges, keep=retain_graph)
         if self._turns.chunked and self._may_defer(microbatch.index, retain_graph):
@@ -211,7 +211,7 @@ class BackwardPass:
             legs = [leg for leg in legs if leg.roots]
             if len(legs) < 2 or are_apart([leg.roots for leg in legs], weights_too=self._reducer is not None):
                 return legs
-        # With a root of its own this rank has work at once; else its first node is that of the latest edge.
+        # With its own root, this rank has work at once; otherwise its first node is that of the latest edge.
         awaited = [] if own else microbatch.edges.first_gradient(edges)
         whole = Leg([*own, *starts], [*gradients, *starts], awaited)  # tokens have no elements
         if self._in_order:
@@ -223,7 +223,7 @@ class BackwardPass:
         if not self._may_defer(microbatch.index, backward.retain_graph):
             self._turns.before_backward(microbatch, awaited)
         elif not self._turns.is_first(microbatch, awaited):
-            # Handing the turn on here would keep this stack, and its thread, until the gradient comes.
+            # Giving up the turn here would occupy this stack and its thread until the gradient comes.
             microbatch.deferred = backward
             return
         self._run_in_function(microbatch, backward)
@@ -233,7 +233,7 @@ class BackwardPass:
     def _may_defer(self, index: int, retain_graph: bool) -> bool:
         """Whether a backward may run after the user's function has returned.
 
-        Not within modes that the function may leave, nor where everything has its order.
+        Not within modes that the function may leave, nor if everything has a fixed order.
         """
         return not (
             retain_graph
@@ -258,7 +258,7 @@ class BackwardPass:
     def _run_leg(self, microbatch: Microbatch, leg: Leg, retain_graph: bool) -> None:
         index, chunk = microbatch.index, microbatch.chunk
         reducer = self._reducer_of_last(index)
-        # A graph that is kept cannot be taken apart: its second part would run again with the next backward.
+        # A retained graph cannot be split: its second part would run again with the next backward.
         splits = index >= self._splits_from and not retain_graph
         split = first_part(leg.roots, leg.gradients, everything=reducer is not None) if splits else None
         if split is not None and reducer is not None and split.leaves_everything:
@@ -267,7 +267,7 @@ class BackwardPass:
             microbatch.leaves_weights = True
             return
         if reducer is not None:
-            # The reducer sends a bucket when the backward has been through its parameters: by then the other
+            # The reducer sends a bucket when the backward has passed its parameters; by then the other
             # microbatches' gradients must be in it.
             self.complete_gradients(microbatch)
             reducer.before_last_backward(leg.roots)
@@ -280,5 +280,5 @@ class BackwardPass:
             reducer.after_backward()
 
     def _reducer_of_last(self, index: int) -> Reducer | None:
-        """The reducer, if a backward of this microbatch may be the one in which replicas reduce gradients."""
+        """Return the reducer, if replicas may reduce gradients in a backward of this microbatch."""
         return self._reducer if self._reducer is not None and self._counts.may_be_last(index) else None

@@ -1,8 +1,9 @@
-"""A backward that a microbatch has called for and that runs when its gradient has come.
+"""A backward that a microbatch has requested and that runs when its gradient has arrived.
 
-Most step functions end with their backward. So one whose gradient is still on its way is deferred instead of
-keeping the function, and a thread for its stack, waiting; the function usually returns at once. If it goes on
-with something that might see the gradients, or change what they are computed from, the backward comes first.
+Most step functions end with their backward. So a backward whose gradient is still in transit is deferred,
+instead of making the function wait, which would occupy a thread for its stack; usually the function then
+returns at once. If it continues with something that might see the gradients, or change what they are computed
+from, the backward runs first.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ __all__ = ["DeferredBackward", "Leg"]
 
 @dataclass(slots=True)
 class Leg:
-    """A part of a backward: from where its gradients come to this rank to where they leave it.
+    """A part of a backward: from where gradients arrive at this rank to where they leave it.
 
     Attributes:
-        roots: what it begins at, tokens of sent tensors included.
+        roots: where it starts, including tokens of sent tensors.
         gradients: theirs.
-        awaited: the messages of which it would wait for one at once.
+        awaited: the messages of which it would immediately wait for one.
     """
 
     roots: Sequence[Tensor]
@@ -37,7 +38,7 @@ class DeferredBackward:
     """One backward on this rank.
 
     Attributes:
-        legs: what is left of it, the next one first.
+        legs: the remaining legs, the next one first.
         retain_graph: keep the graph for another one.
     """
 
@@ -46,5 +47,5 @@ class DeferredBackward:
 
     @property
     def awaited(self) -> list[Message]:
-        """The messages of which it would wait for one at once."""
+        """The messages of which it would immediately wait for one."""
         return self.legs[0].awaited

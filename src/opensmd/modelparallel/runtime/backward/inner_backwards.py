@@ -1,8 +1,8 @@
-"""Which functions of Python in a graph begin a backward of their own, as reentrant checkpoints do.
+"""Finding Python functions in a graph that start their own backward, as reentrant checkpoints do.
 
-Such a backward reaches whatever the function has used in its forward, of which the graph around it shows
-nothing: it may lead to another rank. So these functions run in a backward's first part. They are known by
-what their ``backward`` names, whatever they are called.
+Such a backward reaches whatever the function has used in its forward, which is invisible in the outer graph:
+it may lead to another rank. So these functions run in a backward's first part. They are recognized by the
+names used in their ``backward``, not by their own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from opensmd.modelparallel._torch_internals import backward_of_node
 __all__ = ["begins_backward"]
 
 
-# Not by functools.lru_cache, which would keep classes alive, and the models that they refer to.
+# Not functools.lru_cache, which would keep classes alive, and with them their models.
 _known: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def begins_backward(context: Any) -> bool:
-    """Whether a node's function begins a backward; ``context`` is the ``ctx`` that it is given."""
+    """Whether a node's function starts a backward; ``context`` is its ``ctx``."""
     context_class = context.__class__
     known = _known.get(context_class)
     if known is None:
@@ -34,15 +34,15 @@ def begins_backward(context: Any) -> bool:
 
 
 def _names_backward(function: Callable[..., Any], seen: set[CodeType]) -> bool:
-    """Whether a function, or one of Python that it calls by name, names something like a backward."""
+    """Whether a function, or a Python function that it calls by name, names something like a backward."""
     plain = inspect.unwrap(function)
     if not isinstance(plain, FunctionType):
-        return True  # nothing is known of compiled code
+        return True  # compiled code is opaque
     if plain.__code__ in seen:
         return False
     seen.add(plain.__code__)
     names = list(_names_in(plain.__code__))
-    # Of methods, whose objects are not known, the name must do.
+    # For methods, whose objects are unknown, the name must suffice.
     if any("backward" in name for name in names):
         return True
     used = [plain.__globals__.get(name) for name in names]
@@ -54,7 +54,7 @@ def _names_backward(function: Callable[..., Any], seen: set[CodeType]) -> bool:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """The globals, attributes and methods that code names, with that of the functions inside it."""
+    """Return the globals, attributes and methods that code and the functions inside it name."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

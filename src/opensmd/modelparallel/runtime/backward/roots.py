@@ -1,4 +1,4 @@
-"""What a backward begins with: its roots and their gradients."""
+"""Where a backward starts: its roots and their gradients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["latest_first", "root_gradient", "root_pairs"]
 
 
 def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Tensor:
-    """The gradient of a root: the given one or, for a single element, 1; times ``share``.
+    """Return the gradient of a root: the given one or, for a single element, 1; times ``share``.
 
     Raises:
-        RuntimeError: the root requires no gradient, or has several elements and no gradient is given, or one
-            of another shape, as torch's own.
+        RuntimeError: as in torch, the root requires no gradient, has several elements but no given gradient,
+            or one of another shape.
     """
     if not root.requires_grad:
         raise RuntimeError(
@@ -30,8 +30,8 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
                 f"grad can be implicitly created only for scalar outputs, and this one has shape "
                 f"{tuple(root.shape)}: pass grad_tensors, or reduce the loss to one element"
             )
-        # The share of a microbatch in the batch's mean goes in here: scaling the loss would be one
-        # operation more.
+        # A microbatch's share in the batch's mean is applied here: scaling the loss would be another
+        # operation.
         return torch.full_like(root, share)
     if given.shape != root.shape:
         raise RuntimeError(
@@ -44,28 +44,28 @@ def root_gradient(root: Tensor, given: Tensor | None, share: float = 1.0) -> Ten
 def latest_first(
     roots: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The roots of a backward in the reverse order of their creation, with their gradients.
+    """Return a backward's roots, latest first, with their gradients.
 
-    Of the nodes that are ready, a thread of autograd's runs the latest one. That of an accelerator begins
-    with the first that it is given, while the others are on their way to it.
+    An autograd thread runs the latest ready node. But that of an accelerator starts with the first node that
+    it gets, while the others are on their way.
     """
     pairs = sorted(zip(roots, gradients, strict=True), key=lambda pair: _number(pair[0]), reverse=True)
     return [root for root, _ in pairs], [gradient for _, gradient in pairs]
 
 
 def _number(root: Tensor) -> float:
-    """The place of its node in the order of creation; leaves come after all others, as in autograd."""
+    """Return the position of its node in the order of creation; as in autograd, leaves come last."""
     return math.inf if root.grad_fn is None else root.grad_fn._sequence_nr()
 
 
 def root_pairs(
     tensors: Tensor | Sequence[Tensor], gradients: Tensor | Sequence[Tensor | None] | None
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The roots and the gradient given for each; a single gradient is that of every root.
+    """Return the roots with their given gradients; a single gradient applies to every root.
 
     Raises:
-        TypeError: something else than tensors.
-        ValueError: not as many gradients as roots.
+        TypeError: something other than tensors was given.
+        ValueError: the numbers of gradients and roots differ.
     """
     roots: list[Any] = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
     for root in roots:

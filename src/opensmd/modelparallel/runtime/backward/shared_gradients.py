@@ -1,14 +1,14 @@
 """Gradients of tensors that all ranks have, such as the inputs of a step.
 
-A backward leaves in each rank's copy of such a tensor what comes from the rank's own part of the model. A
-script that asks for the gradient (adversarial examples, saliency) means the sum. All ranks ask at the same
-point of the program, so there they send each other their shares::
+A backward leaves in each rank's copy the gradient from the rank's own part of the model. A script that reads
+the gradient (adversarial examples, saliency) means the sum. All ranks read it at the same program point, so
+they exchange their shares there::
 
     rank 0   x.grad = share of first half  ─╮
                                             ├─ x.grad = their sum, on both
     rank 1   x.grad = share of second half ─╯
 
-The next backward adds to what is there: on the first rank to the sum, on the others to nothing.
+The next backward adds to what is there: to the sum on the first rank, and to nothing on the others.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["SharedGradients"]
 
 
 class SharedGradients:
-    """The gradients of such tensors, of one microbatch on this rank."""
+    """The gradients of such tensors in one microbatch on this rank."""
 
     def __init__(self) -> None:
-        self._whole: list[Tensor] = []  # whose gradient is the sum on all ranks
+        self._whole: list[Tensor] = []  # tensors whose gradient is the sum on all ranks
         self._in_shares = self._in_whole = False  # how backwards have left gradients so far
 
     def before_backward(self, tags: Sequence[Tag | None], *, is_first: bool) -> None:
-        """A backward is called.
+        """Prepare for a backward.
 
         Args:
-            tags: of its roots. One that all ranks have is differentiated on all of them.
+            tags: those of its roots. A root that all ranks have is differentiated on all of them.
             is_first: whether this is the pipeline's first rank.
         """
         self._in_whole |= None in tags
@@ -45,10 +45,10 @@ class SharedGradients:
         self._whole.clear()
 
     def is_shared(self, tensor: Tensor) -> bool:
-        """Whether the ranks must add up what they have.
+        """Whether the ranks must add up their gradients.
 
         Raises:
-            SMPUnsupportedError: only a part of what they have are shares.
+            SMPUnsupportedError: only a part of each gradient is a share.
         """
         if not self._in_shares or not tensor.requires_grad or any(each is tensor for each in self._whole):
             return False
@@ -62,7 +62,7 @@ class SharedGradients:
         return True
 
     def put(self, tensor: Tensor, shares: Sequence[Tensor | None]) -> None:
-        """Let the gradient of ``tensor`` be the sum of all ranks' shares."""
+        """Set the gradient of ``tensor`` to the sum of all ranks' shares."""
         total: Tensor | None = None
         for share in shares:  # in the order of the ranks, so that all get the same bits
             if share is not None:
@@ -71,5 +71,5 @@ class SharedGradients:
         self._whole.append(tensor)
 
     def release(self) -> None:
-        """Let go of the tensors."""
+        """Release the tensors."""
         self._whole.clear()

@@ -1,4 +1,4 @@
-"""A word to step functions that call torch's own backward: it makes no mean over the microbatches."""
+"""Warning step functions that call torch's own backward, which does not average over microbatches."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["SumWarning"]
 
 
 class SumWarning:
-    """Said once of a model.
+    """The warning about a model, given once.
 
     Args:
-        is_due: this rank says it, and ``model.backward`` makes a mean.
+        is_due: whether this rank warns and ``model.backward`` averages.
     """
 
     def __init__(self, *, is_due: bool) -> None:
         self._is_due = is_due
 
     def plain_backward(self, microbatches: int) -> None:
-        """A step function of so many ``microbatches`` has called ``loss.backward()``.
+        """Note that a step function with so many ``microbatches`` has called ``loss.backward()``.
 
         Warns:
-            UserWarning: gradients are added up, where the mean is what a script most likely wants.
+            UserWarning: gradients are summed, while the script most likely wants the mean.
         """
         if self._is_due and microbatches > 1:
             warnings.warn(
@@ -30,5 +30,5 @@ class SumWarning:
                 "model.backward(loss)",
                 stacklevel=5,
             )
-        # Also where it was not due: with one microbatch the sum is the mean, and later steps mean the same.
+        # Even if it was not due: with one microbatch the sum is the mean, and later steps mean the same.
         self._is_due = False

@@ -1,10 +1,10 @@
-"""Gradients of weights that a rank computes when it has nothing better to do.
+"""Weight gradients, which a rank computes when it has nothing better to do.
 
-Nobody waits for them before the step's end, but other ranks wait for the gradients that go back to them. So
-backwards send those first, and what is left fills the time in which a rank would stand idle (known from
-zero-bubble schedules, arXiv:2401.10241). What can be left is what leads to no other rank: with Linear layers
-and convolutions half of their backward, and everything behind weights that are computed. All other functions
-compute the gradients of their inputs and of their weights at once, and are not asked twice.
+Nobody waits for them before the end of the step, while other ranks wait for the gradients of their outputs.
+So backwards send those first, and the rest fills time in which a rank would be idle (as in zero-bubble
+schedules, arXiv:2401.10241). What leads to no other rank can be left for later: half of the backward of
+Linear layers and convolutions, and everything behind computed weights. All other functions compute the
+gradients of their inputs and weights together, and do not run twice.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ __all__ = ["WeightGradients", "are_apart", "first_part"]
 def first_part(
     roots: Sequence[Tensor], gradients: Sequence[Tensor], *, everything: bool
 ) -> core.SplitBackward | None:
-    """A backward of which something can wait; None if nothing can.
+    """Return a split backward, or None if nothing in it can wait.
 
     Args:
-        everything: leave also what costs nothing, so that the first part adds to no gradient if
+        everything: also leave what costs nothing, so that the first part adds to no gradient if
             ``leaves_everything`` says so.
     """
     try:
         return core.split_backward(roots, gradients, everything, begins_backward)
-    except BuildError:  # which the process group has reported; its transport needs no core
+    except BuildError:  # already reported by the process group; its transport needs no core
         return None
 
 
 def are_apart(legs: Sequence[Sequence[Tensor]], *, weights_too: bool) -> bool:
-    """Whether backwards from each of ``legs`` need nothing of the others, so that they can run one by one.
+    """Whether backwards from each of ``legs`` are independent, so that they can run one by one.
 
     Args:
-        weights_too: nor a weight, whose gradient would then be added in two parts.
+        weights_too: they must not even share a weight, whose gradient would then be added in two parts.
     """
     return core.are_apart(legs, weights_too)
 
 
 class _Part(NamedTuple):
-    """The second part of a backward, with the autocast of its first; ``before`` it something else is due."""
+    """The second part of a backward, with the first's autocast; ``before`` must be called first."""
 
     split: core.SplitBackward
     state: ThreadState | None
@@ -58,13 +58,13 @@ class _Part(NamedTuple):
 
 
 class WeightGradients:
-    """The second parts of backwards of one step.
+    """The second parts of one step's backwards.
 
     Args:
         record: notes what ran when.
 
     Attributes:
-        left: what can run at any time, as (microbatch, chunk).
+        left: those that can run at any time, as (microbatch, chunk).
     """
 
     def __init__(self, record: Record) -> None:
@@ -87,23 +87,23 @@ class WeightGradients:
         """Run the first part of ``split`` and leave the second for later.
 
         Args:
-            before_all: to be called before the second part, which then comes after all others.
+            before_all: called before the second part, which then comes after all others.
         """
         with WithoutDefaultDevice():
             split.run_first()
         key = (microbatch, chunk)
-        while key in self._parts:  # a further backward of the same microbatch
+        while key in self._parts:  # another backward of the same microbatch
             key = (microbatch, key[1] + 1)
         state = ThreadState.of_this_thread() if any_autocast() else None
         self._parts[key] = _Part(split, state, before_all)
         (self.left if before_all is None else self._at_end).append(key)
 
     def of(self, microbatch: int) -> list[int]:
-        """The chunks of which a microbatch has left something."""
+        """Return the chunks in which a microbatch has left something."""
         return [chunk for index, chunk in self._parts if index == microbatch]
 
     def run(self, microbatch: int, chunk: int) -> None:
-        """Compute what is left of one backward."""
+        """Compute the rest of one backward."""
         self.left.remove((microbatch, chunk))
         self._run(microbatch, chunk)
 
@@ -119,13 +119,13 @@ class WeightGradients:
         self._record.begin(microbatch, "weights")
         if before is not None:
             before()
-        # The thread is that of whoever waits, and may be in the autocast of another microbatch.
+        # The waiting thread may be in another microbatch's autocast.
         with without_autocast() if state is None else state.restored(), WithoutDefaultDevice():
             split.run_weights()
         self._record.end()
 
     def drop(self) -> None:
-        """Forget what is left, as the step has failed."""
+        """Drop what is left, because the step has failed."""
         self._parts.clear()  # each keeps a graph and its saved tensors
         self.left.clear()
         self._at_end.clear()

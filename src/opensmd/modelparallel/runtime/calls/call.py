@@ -1,4 +1,4 @@
-"""One intercepted call, as the parts of the runtime hand it on."""
+"""One intercepted call, as it passes through the runtime."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Call:
     """One intercepted call.
 
     Attributes:
-        name: for messages, and part of the key.
-        key: what makes two calls alike besides their arguments.
+        name: for error messages, and part of the key.
+        key: identifies equal calls, apart from their arguments.
         leaves: the tensors in ``args`` and ``kwargs``.
-        tags: theirs, before the call.
-        whole: it runs as a whole: nothing inside is intercepted.
+        tags: their tags before the call.
+        whole: whether it runs as a whole, with nothing inside intercepted.
         written: the arguments that it writes into.
-        depends_on_data: its result's shape does.
-        lasting: its result is no microbatch's own, like a parameter's gradient.
+        depends_on_data: whether its result's shape depends on data.
+        lasting: whether its result belongs to no microbatch, like a parameter's gradient.
         owner: the module whose attributes it may set.
         parents: the tags of arguments that gradients go back to.
-        serial: of the microbatch whose its result is, counted over all steps; -1 if that is none.
+        serial: the number over all steps of the microbatch that owns its result; -1 if none does.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Call:
     serial: int = -1
 
     def given(self, tensors: Sequence[Tensor | None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with these tensors, which are here, in place of the leaves."""
+        """Return the arguments with these local tensors in place of the leaves."""
         args, kwargs = self.args, self.kwargs
         if not all(map(operator.is_, tensors, self.leaves)):
-            # Nearly all modules are given tensors and nothing else.
+            # Nearly all modules get only tensors.
             if len(args) == len(tensors) and all(map(operator.is_, args, self.leaves)):
                 return tuple(tensors), kwargs
             replacements: Iterator[Any] = iter(tensors)
@@ -64,10 +64,10 @@ class Call:
         return args, kwargs
 
     def new_tag(self, described: TensorDescription, home: int) -> Tag:
-        """The tag of a tensor that the call returns at ``home``."""
+        """Return the tag of a tensor that the call returns at ``home``."""
         family: AliasFamily | None = None
         if described.shares is not None:
-            # A view has its base's gradients and changes; what merely lies in the same memory, the changes.
+            # A view shares its base's gradients and changes; a mere alias in memory, only the changes.
             base = tag_of(self.leaves[described.shares])
             if base is not None and base.home == home:
                 family = base.family if described.is_view else AliasFamily(base.family.memory)
@@ -82,7 +82,7 @@ class Call:
 
 
 def parents_of(tags: Sequence[Tag | None]) -> tuple[Tag, ...]:
-    """The tags of arguments that gradients go back to."""
+    """Return the tags of arguments that gradients go back to."""
     parents: tuple[Tag, ...] = ()
     if torch.is_grad_enabled():
         for tag in tags:

@@ -47,13 +47,13 @@ class CallRunner:
         microbatch: whose calls these are.
         context: what the microbatches of a pipeline have in common.
         transfers: brings the calls' tensors to where they run.
-        turns: lets earlier microbatches go first where calls must keep their order.
-        backward_pass: of the step; a deferred backward runs before anything that might notice it.
+        turns: lets earlier microbatches go first if calls must keep their order.
+        backward_pass: that of the step; a deferred backward runs before anything that might notice it.
 
     Attributes:
         checkpointing: how many activation checkpoints are open around the current program point.
-        escaped_from_checkpoint: what the innermost reentrant checkpoint has made, while it runs its function.
-        iterators: that have been arguments of modules, by id.
+        escaped_from_checkpoint: what the innermost running reentrant checkpoint has created.
+        iterators: those that were arguments of modules, by id.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class CallRunner:
     def leaves_of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Tensor], list[Tag | None]]:
-        """The tensors in a call's arguments, and their tags.
+        """Return the tensors in a call's arguments, and their tags.
 
-        Those without a tag get one if their memory has got a home since they were made: a homed value was
+        Untagged ones get a tag if their memory has since been given a home, because a value with a home was
         written into it.
         """
         leaves: list[Tensor] = []
@@ -91,7 +91,7 @@ class CallRunner:
         if kwargs and not structure.are_values(kwargs.values()):
             structure.collect([*kwargs.values()], leaves)
         tags = tags_of(leaves)
-        # Only then: most calls have nothing to look further for.
+        # Only then: most calls need no search.
         if None in tags:
             known = leaves
             if in_transform():
@@ -103,29 +103,28 @@ class CallRunner:
         return leaves, tags
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.transfers.release()
         self._changed.release()
         self.iterators.clear()
 
     def settle(self) -> None:
-        """Run what is left of a backward before something that might see it, or change what it needs."""
+        """Run the rest of a backward before something that might notice it or change what it needs."""
         if self.microbatch.deferred is not None or self.microbatch.leaves_weights:
             self.backward_pass.settle(self.microbatch)
 
     def wait_for_earlier(self) -> None:
-        """Let all earlier microbatches go through their forwards on this rank first."""
+        """Let all earlier microbatches complete their forwards on this rank first."""
         self.turns.wait_for_earlier(self.microbatch)
 
     # --- values and random numbers ---------------------------------------------------------------------
 
     def value(self, call: Call, home: int) -> Any:
-        """Run at ``home`` something that yields a Python value, and tell it to all."""
+        """Run something at ``home`` that yields a Python value, and send that to all."""
         tensors = self.transfers.bring_all(call, home)
         number = self.microbatch.next_point()
         self.microbatch.point = f"the value of {call.name} from pipeline rank {home}"
-        # With a few bits of the name: ranks that have left the common program shall not take another value
-        # for this one.
+        # With a few bits of the name, so that ranks that diverge do not mistake another value for this one.
         tag = make_tag(Kind.OBJECT, self.microbatch.index, number, stable_hash(call.name, 10))
         if self.rank != home:
             self.transfers.wait([(home, tag)])
@@ -137,14 +136,14 @@ class CallRunner:
         return result
 
     def shared_gradient(self, tensor: Tensor) -> Tensor | None:
-        """The gradient of a tensor that all ranks have, of which each has computed a share."""
+        """Return the gradient of a tensor on all ranks, each of which has computed a share."""
         self.backward_pass.complete_gradients(self.microbatch)
         number = self.microbatch.next_point()
         self.microbatch.point = "the gradient of a tensor that all ranks have"
         tag = make_tag(Kind.OBJECT, self.microbatch.index, number)
         share = None if tensor.grad is None else tensor.grad.cpu()
         shares: list[Tensor | None] = []
-        # Rank by rank: where messages have an order, the first one between two ranks waits for its receiver.
+        # Rank by rank: if messages are ordered, the first one between two ranks waits for its receiver.
         for source in range(self.context.size):
             if source == self.rank:
                 for rank in self.context.others:
@@ -157,20 +156,20 @@ class CallRunner:
         return tensor.grad
 
     def replicated_random(self, call: Call) -> Any:
-        """Draw the same numbers on every rank, from a generator of the step and microbatch."""
+        """Draw the same numbers on every rank, from a generator for this step and microbatch."""
         self.settle()
         with self.context.random.of(self.microbatch.index):
             return call.function(*call.args, **call.kwargs)
 
     def run_everywhere(self, call: Call) -> Any:
-        """Run on every rank, with copies of what has a home: for writing into replicated memory."""
+        """Run on every rank, with copies of what has a home, to write into replicated memory."""
         self.settle()
         self.wait_for_earlier()
         for tensor in call.written:
             self.context.buffers.written(tensor)
         tensors: list[Tensor | None] = []
         for leaf in call.leaves:
-            # To all ranks on all ranks: each counts every transfer, also those between others.
+            # To all ranks, on all ranks: each counts every transfer, even those between others.
             copies = [self.transfers.bring(leaf, tag_of(leaf), rank) for rank in range(self.context.size)]
             tensors.append(copies[self.rank])
         return self._run(call, tensors)
@@ -178,14 +177,14 @@ class CallRunner:
     # --- calls -----------------------------------------------------------------------------------------
 
     def run_at(self, home: int, call: Call) -> Any:
-        """Run a call at ``home``; elsewhere make placeholders of its results."""
+        """Run a call at ``home``; elsewhere create placeholders for its results."""
         microbatch = self.microbatch
         tensors = self.transfers.bring_all(call, home)
         key = call_key(call.key, call.args, call.kwargs, self.context.trained.epoch)
         known = self._known.descriptions.get(key)
         if known is None:
             self._known.new += 1
-        # Counted whether or not the result is known: what one rank remembers, another may be about to learn.
+        # Counted whether or not the result is known, because another rank may be about to learn it.
         number = microbatch.next_point()
         microbatch.point = _point(call.name, home)
         call.parents = parents_of(call.tags)
@@ -205,8 +204,8 @@ class CallRunner:
         return result
 
     def _stand_in(self, home: int, call: Call, description: Description) -> Any:
-        """What a call at ``home`` means on another rank."""
-        # The way of nearly all calls; what follows is for those that change arguments or return more.
+        """Do what a call at ``home`` means on another rank."""
+        # The path of nearly all calls; the rest is for those that change arguments or return more.
         described = description.new_tensor
         if described is not None:
             made = described.placeholder()
@@ -230,7 +229,7 @@ class CallRunner:
         return result
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
-        """Run a call whose result the others know for good."""
+        """Run a call whose result the others already know."""
         given = call.given(tensors)
         result = self._call(call, *given, known)
         described = known.new_tensor
@@ -253,8 +252,8 @@ class CallRunner:
         known: Description | None,
         number: int,
     ) -> tuple[Any, Description]:
-        """Run a call of which is not known, or not for good, what it returns and changes; tell the others."""
-        # What was sent may not have left its tensors yet, and nobody may change it before.
+        """Run a call whose results and changes are unknown or may vary, and tell the others."""
+        # Tensors being sent may not be changed before they have left.
         if self.context.sent_since_flush and (known is None or known.changed or call.written):
             self._transport.flush()
             self.context.sent_since_flush = False
@@ -277,8 +276,8 @@ class CallRunner:
         elif effects.carries_on:
             self._known.carrying.add(key)
         self._descriptions.send(description, key, number, is_new=known is None)
-        # They are in no result, but the call has left them in an attribute or a list: whoever finds them
-        # there must know whose they are.
+        # They are not in the result, but the call has left them in an attribute or a list, where whoever
+        # finds them must know their home.
         for tensor in watch.made:
             if tag_of(tensor) is None:
                 made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
@@ -286,9 +285,9 @@ class CallRunner:
         return self._tagged(call, home, parts, description, result, effects.own_containers), description
 
     def _waits_for_earlier(self, call: Call, key: Hashable, real: Sequence[Tensor], *, is_new: bool) -> bool:
-        """Whether earlier microbatches have to make such a call first; they have done so on return."""
-        # A call that changes what outlives the microbatch must find what earlier ones have written there. Of
-        # an unknown one that has buffers nobody can say yet that it does not.
+        """Wait for earlier microbatches to make such a call first, if they must; return whether they must."""
+        # A call that changes what outlives the microbatch must see what earlier ones have written. An unknown
+        # one with buffers might do so.
         buffers = _has_buffers(call.owner) or any(map(self.context.lasts, real))
         changes = key in self._known.stateful or (is_new and buffers)
         if not (changes or is_new or key in self._known.carrying):
@@ -297,7 +296,7 @@ class CallRunner:
         return True
 
     def _require_whole(self, call: Call, written: Sequence[Tensor]) -> None:
-        """Raise where a module has changed a buffer of which others on other ranks have copies.
+        """Raise if a module has changed a buffer that modules on other ranks have copies of.
 
         Raises:
             SMPUnsupportedError: it has.
@@ -311,7 +310,7 @@ class CallRunner:
                 )
 
     def _run(self, call: Call, tensors: Sequence[Tensor | None], known: Description | None = None) -> Any:
-        """Call the function on the tensors that are here."""
+        """Call the function on this rank's tensors."""
         return self._call(call, *call.given(tensors), known)
 
     def _call(
@@ -325,8 +324,8 @@ class CallRunner:
     def _call_uninterrupted(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], known: Description | None
     ) -> Any:
-        # By a flag, as the mode may lie below others on its stack. Operations are no different from modules:
-        # those of torch.library call autograd functions, on this rank alone.
+        # By a flag, because the mode may be below others on the stack. Operations need this like modules:
+        # those of torch.library call autograd functions, on this rank only.
         self.microbatch.inside = True
         try:
             repeats = call.whole and self.checkpointing and torch.is_grad_enabled()
@@ -345,22 +344,21 @@ class CallRunner:
         result: Any,
         containers: Sequence[Any] | None,
     ) -> Any:
-        """The result with its tensors tagged, at home.
+        """Tag the result's tensors, at home.
 
         Args:
-            containers: the script's own among the arguments, if the call has got copies of them.
+            containers: the script's own among the arguments, if the call got copies of them.
         """
         same = containers is None or not description.refers
         handles = []
         for tensor, described in zip(parts.tensors, description.tensors, strict=True):
             handle = tensor
-            # An argument itself comes back as the object that the script has given, which may be another one
-            # than the copy that the call has got.
+            # A returned argument must be the script's own object, which may differ from the copy that the
+            # call got.
             if described.argument is not None:
                 handle = call.leaves[described.argument]
                 same = same and handle is tensor
-            # What has a tag already is nothing new, such as a parameter that the module returns: it keeps its
-            # own.
+            # What already has a tag is not new, such as a parameter that the module returns, and keeps it.
             elif tag_of(tensor) is None:
                 self.put(tensor, call.new_tag(described, home))
             handles.append(handle)
@@ -374,7 +372,7 @@ class CallRunner:
         return made
 
     def put(self, tensor: Tensor, tag: Tag) -> None:
-        """Give a tensor that the program gets a home."""
+        """Give a home to a tensor that the program gets."""
         put_tag(tensor, tag)
         if self.escaped_from_checkpoint is not None:
             self.escaped_from_checkpoint.add(tensor)

@@ -1,12 +1,12 @@
 """Arguments that the calls of one microbatch change in place, and where they live afterwards.
 
-What a call at home 1 writes into decides (``Change`` is what the home tells of it)::
+That depends on what a call at home 1 writes into (the home announces it as a ``Change``)::
 
-    an input of the step, alike on all ranks ──── numbers travel, and it stays alike on all
+    an input of the step, equal on all ranks ──── data travels, and it stays equal on all
     a buffer that all ranks keep ──────────────── the same, in the order of the microbatches
-    a tensor of home 1 ────────────────────────── copies elsewhere are older now
+    a tensor of home 1 ────────────────────────── copies elsewhere are outdated
     a tensor of home 0 ────────────────────────── it lives at home 1 from now on; its views are invalid
-    a buffer or parameter of home 0 ───────────── refused: it stays there, as it was
+    a buffer or parameter of home 0 ───────────── refused: it stays there, unchanged
     any other tensor that all ranks have ──────── it lives at home 1 from now on, and its memory with it
 """
 
@@ -40,11 +40,11 @@ class ChangedArguments:
         microbatch: whose calls these are.
         context: what the microbatches of a pipeline have in common.
         transfers: brings what was written to the other ranks.
-        turns: lets earlier microbatches write first where all write.
+        turns: lets earlier microbatches write first if all write.
 
     Attributes:
-        memories: replicated memory that has got a home (``untyped_storage()._cdata``): tensors in it may have
-            no tag yet.
+        memories: replicated memory that has been given a home (``untyped_storage()._cdata``); tensors in it
+            may not have a tag yet.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ChangedArguments:
         self._context = context
         self._transfers = transfers
         self._turns = turns
-        # The storage is kept with its entry, so that nothing else gets its address.
+        # The storage is kept alive, so that nothing else gets its address.
         self.memories: dict[int, tuple[int, AliasFamily, Any]] = {}
 
     def tag(self, leaves: Sequence[Tensor], tags: list[Tag | None]) -> None:
-        """Give a tag to those of ``leaves``, and in ``tags``, whose memory has got a home since."""
+        """Add tags to ``leaves``, and in ``tags``, whose memory has since been given a home."""
         for place, leaf in enumerate(leaves):
             if tags[place] is None and leaf.layout is torch.strided:
                 found = self.memories.get(leaf.untyped_storage()._cdata)
@@ -67,7 +67,7 @@ class ChangedArguments:
                     put_tag(leaf, tag)
 
     def add(self, call: Call, change: Change, home: int, real: Tensor | None) -> None:
-        """An argument was changed in place at ``home``; ``real`` is what the call has got there.
+        """Note that an argument was changed in place at ``home``; ``real`` is what the call got there.
 
         Raises:
             SMPUnsupportedError: it is a buffer or parameter of another rank, which keeps its own.
@@ -76,13 +76,13 @@ class ChangedArguments:
         tag = tag_of(leaf)
         is_input = tag is None and lies_in(leaf, self._microbatch.inputs)
         if is_input and change.numbers_alone and not requires_grad:
-            with torch.no_grad():  # for the script's batch, which is the same on all ranks afterwards
+            with torch.no_grad():  # for the script's batch, which then stays equal on all ranks
                 self._spread(leaf, home)
         elif tag is None and self._context.is_replicated(leaf):
             self._turns.wait_for_earlier(self._microbatch)
             self._context.buffers.written(leaf)
             _take_form(leaf, change, real)
-            with torch.no_grad(), unversioned(leaf):  # as torch's own norms do: backwards do not mind
+            with torch.no_grad(), unversioned(leaf):  # as in torch's own norms: backwards ignore it
                 self._spread(leaf, home)
         else:
             if tag is not None and tag.home == home:
@@ -92,15 +92,15 @@ class ChangedArguments:
             _take_form(leaf, change, real)
 
     def release(self) -> None:
-        """Let go of all tensors and copies."""
+        """Release all tensors and copies."""
         self.memories.clear()
 
     def _changed_at_home(self, call: Call, tag: Tag, requires_grad: bool) -> None:
-        tag.form = None  # the change may be one of shape
-        tag.family.memory.changes += 1  # copies on other ranks are older now, and are sent again
+        tag.form = None  # the change may concern the shape
+        tag.family.memory.changes += 1  # copies on other ranks are outdated, and are sent again
         tag.family.parents += call.parents
-        # As in autograd: what has a graph, written into one view, makes all of them require gradients;
-        # detach_() and the like concern one tensor.
+        # As in autograd, writing something with a graph into one view makes all of them require gradients,
+        # while detach_() and the like concern one tensor.
         if requires_grad != tag.requires_grad:
             if torch.is_grad_enabled() and requires_grad and call.parents:
                 tag.family.requires_grad = True
@@ -116,8 +116,8 @@ class ChangedArguments:
         requires_grad: bool,
         real: Tensor | None,
     ) -> None:
-        """The tensor lives at ``home`` from now on, where the call has written into what it had got of it."""
-        # No microbatch has made it: the model, and what saves it, has the one that stays where it was.
+        """Move the tensor to ``home``, where the call has written into its copy."""
+        # No microbatch created it: the model, and whatever saves it, refers to the one that stays.
         if tag is not None and tag.serial < 0:
             raise SMPUnsupportedError(
                 f"{call.name}, on pipeline rank {home}, has changed in place a buffer, parameter or gradient "
@@ -129,7 +129,7 @@ class ChangedArguments:
         moved.family.requires_grad = requires_grad
         moved.family.parents = call.parents
         if tag is None:
-            # Other tensors in this memory have no tag either: they get one when they are next used.
+            # Other tensors in this memory have no tag either; they get one on their next use.
             storage = leaf.untyped_storage()
             self.memories[storage._cdata] = (home, moved.family, storage)
         else:
@@ -140,13 +140,13 @@ class ChangedArguments:
                 "afterwards. Change a copy instead (inplace=False), or place both on one partition with "
                 "smp.set_partition"
             )
-        if real is not None and real is not leaf:  # what the call has got, and changed, is a copy
+        if real is not None and real is not leaf:  # the call got and changed a copy
             moved.real = real
         put_tag(leaf, moved)
 
     def _spread(self, tensor: Tensor, home: int) -> None:
-        """Bring what a call at ``home`` has written into replicated memory to the other ranks."""
-        # A tag of its own: the tensor itself stays replicated, and a copy of before must not be taken for it.
+        """Send what a call at ``home`` has written into replicated memory to the other ranks."""
+        # A new tag: the tensor itself stays replicated, and an older copy must not be mistaken for it.
         written, tag = tensor.detach(), Tag(home, serial=self._microbatch.serial)
         put_tag(written, tag)
         for rank in range(self._context.size):
@@ -156,7 +156,7 @@ class ChangedArguments:
 
 
 def _take_form(leaf: Tensor, change: Change, real: Tensor | None) -> None:
-    """Let the script's tensor look like what was changed, if that is another one and has another form now."""
+    """Give the script's tensor the form of the changed one, if that is a different tensor and form."""
     if change.form is None or real is leaf:
         return
     shape, stride = change.form

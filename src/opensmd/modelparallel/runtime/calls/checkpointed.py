@@ -1,4 +1,4 @@
-"""Activation checkpoints, and what they keep: their inputs, here or offloaded."""
+"""Activation checkpoints, which keep only their inputs, in memory or offloaded."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def checkpointed(
     offloading: Offloading | None,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """Call the function, and call it again in backward instead of keeping what it computes inside.
+    """Call the function, and again in backward instead of keeping its intermediate results.
 
-    What it writes into caches and containers among its arguments it finds there as in its first call.
+    Both calls see the same contents of caches and containers among the arguments.
 
     Args:
-        offloading: where its inputs are kept; None keeps them in memory.
+        offloading: where to keep its inputs; None keeps them in memory.
         preserve_rng_state: draw the same random numbers again.
     """
     if torch.is_grad_enabled():
@@ -40,9 +40,9 @@ def checkpointed(
         return checkpoint(
             function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
         )
-    # A checkpoint saves tensors among its positional arguments; those inside containers it would just keep.
+    # A checkpoint saves tensors among its positional arguments; those inside containers it would just hold.
     tensors = structure.tensors_in((args, kwargs))
-    # One that is there twice (an attention's query, key and value) is one in the second call, too.
+    # A repeated one (an attention's query, key and value) is also one tensor in the second call.
     distinct = {id(tensor): tensor for tensor in tensors}
     order = {key: number for number, key in enumerate(distinct)}
     places = [order[id(tensor)] for tensor in tensors]
@@ -59,12 +59,12 @@ def checkpointed(
 
 
 def can_be_repeated(call: Call, known: Description | None) -> bool:
-    """Not what changes its arguments in place: a checkpoint would do so twice."""
+    """Whether it may run twice, because it does not change its arguments in place."""
     return not (_begins_in_place(call.owner) if known is None else known.changed)
 
 
 def _begins_in_place(owner: nn.Module | None) -> bool:
-    """Whether a module, or the first one inside it, says that it changes its argument, as activations do."""
+    """Whether a module, or the first one inside it, declares that it works in place, as activations do."""
     if not isinstance(owner, nn.Module):
         return False
     leaves = (each for each in owner.modules() if next(each.children(), None) is None)

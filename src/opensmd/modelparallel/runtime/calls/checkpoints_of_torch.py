@@ -1,4 +1,4 @@
-"""torch's own activation checkpoints, as transformers' models make them, with their inputs offloaded."""
+"""Offloading the inputs of torch's own activation checkpoints, which transformers' models use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def offloading_of_all_checkpoints(offloading: Offloading | None) -> contextlib.A
     """Offload what torch's own checkpoints keep.
 
     Args:
-        offloading: where inputs are kept; None leaves all as it is.
+        offloading: where to keep inputs; None changes nothing.
     """
     if offloading is None:
         return contextlib.nullcontext()
 
     def around(inputs: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
-        # In glue, every module that is called inside a checkpoint is checkpointed by itself.
+        # In glue, every module that is called inside a checkpoint is checkpointed separately.
         if current_run() is not None:
             return contextlib.nullcontext()
         return offloading.of_inputs(inputs)

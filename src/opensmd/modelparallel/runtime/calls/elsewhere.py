@@ -1,13 +1,13 @@
-"""Calls of which this rank has neither the module nor the tensor: they leave a placeholder and a count.
+"""Calls for which this rank has neither the module nor the tensor: they leave a placeholder and a count.
 
-A rank meets every call of the program, and most of them are of this kind. One that is known for good costs
-less here than on its way through :meth:`.CallRunner.run_at`, and several that follow each other, each called
-with what the one before has returned, cost as much as one::
+A rank meets every call of the program, and most are of this kind. A known one costs less here than through
+:meth:`.CallRunner.run_at`, and several consecutive ones, each called with the previous one's result, cost as
+much as one::
 
     rank 0   layer 0 ── (layers 1 to 6: one placeholder) ── layer 7
 
-The numbers of program points advance as if they had been called one by one, which the other ranks do that
-have some of them.
+The numbers of program points advance as if they had been called one by one, as the ranks that have some of
+them do.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ModuleCall(NamedTuple):
 
     Attributes:
         home: the rank that runs it.
-        name: for messages.
-        key: what makes two calls alike besides their arguments.
+        name: for error messages.
+        key: identifies equal calls, apart from their arguments.
     """
 
     home: int
@@ -43,11 +43,11 @@ class ModuleCall(NamedTuple):
 
 
 def passed(run: CallRunner, calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
-    """The placeholder of what ``calls`` on other ranks make of one tensor; None if there is more to do."""
+    """Return the placeholder for the result of ``calls`` on other ranks; None if there is more to do."""
     if not isinstance(argument, Tensor) or in_transform():
         return None
     tag = tag_of(argument)
-    if tag is None:  # a batch, as all ranks have it, unless its memory has got a home since
+    if tag is None:  # a batch that all ranks have, unless its memory has since been given a home
         _, (tag,) = run.leaves_of((argument,), {})
     context, microbatch, last = run.context, run.microbatch, calls[-1]
     key = call_key(calls, (argument,), {}, context.trained.epoch)
@@ -70,7 +70,7 @@ def passed(run: CallRunner, calls: Sequence[ModuleCall], argument: Any) -> Tenso
 
 
 def _known(context: PipelineContext, calls: Sequence[ModuleCall], key: tuple[Any, ...]) -> Passed | None:
-    """What calls leave, if each is known to make one new tensor and to change nothing."""
+    """Return what calls leave, if each is known to create one new tensor and change nothing."""
     _, argument, *modes = key
     points, result = 0, None
     for number, call in enumerate(calls):

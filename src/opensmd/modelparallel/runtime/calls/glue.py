@@ -1,8 +1,8 @@
-"""Glue: the operations between modules that run as a whole, one interception for each.
+"""Glue: the operations between modules that run as a whole, each intercepted.
 
-On replicated tensors an operation runs on every rank. With tensors that have homes it follows the data to the
-highest of these homes, so that a chain flows one way and the loss is computed on the last stage. Without
-gradients, selecting by numbers stays with what is selected from.
+On replicated tensors, an operation runs on every rank. If tensors have homes, it follows the data to the
+highest of these, so that a chain flows one way and the loss is computed on the last stage. Without gradients,
+indexing stays with the indexed tensor.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Glue(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         run = self._run
-        # The mode is still on where another lies above it: it could not be taken off the stack then.
+        # The mode is still on if another is above it, because it cannot be taken off the stack then.
         if self._microbatch.inside:
             return func(*args, **kwargs)
         leaves, tags = run.leaves_of(args, kwargs)
         home = highest_home(tags)
         if home is None:
-            # Whatever runs now might read a gradient, or write into what the deferred backward has kept.
+            # Whatever runs now might read a gradient, or write into what the deferred backward has saved.
             run.settle()
             if func == _GRADIENT and self._microbatch.gradients.is_shared(args[0]):
                 return run.shared_gradient(args[0])
@@ -72,7 +72,7 @@ class Glue(TorchFunctionMode):
                     run.context.buffers.written(out_of_transforms(written))
             if func in RANDOM:
                 if kwargs.get("generator") is not None:
-                    # It may outlive the microbatch, and gives the next one what this one has left.
+                    # It may outlive the microbatch, and passes what this one leaves to the next.
                     run.wait_for_earlier()
                 return run.replicated_random(Call("", func, func, args, kwargs, leaves, tags))
             return func(*args, **kwargs)
@@ -101,8 +101,8 @@ class Glue(TorchFunctionMode):
             destination = highest_home(map(tag_of, call.written))
             if destination is not None:
                 home = destination
-            # Statistics that all ranks have are no destination: the operation stays with its input, and what
-            # it has written there travels.
+            # Statistics that all ranks have are not a destination: the operation stays with its input, and
+            # what it writes there travels.
             elif func not in STATISTICS and any(map(run.context.is_replicated, call.written)):
                 return run.run_everywhere(call)
         if func in SELECTS and not torch.is_grad_enabled():
@@ -115,13 +115,13 @@ class Glue(TorchFunctionMode):
         return _tag_of_first(args).requires_grad
 
     def _set_requires_grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of a parameter on all ranks, as each has its own object of that name."""
+        """Set it on all ranks, because each has its own parameter object."""
         tensor, tag = args[0], _tag_of_first(args)
         if not isinstance(tensor, nn.Parameter):
             return self._intercept(Call(_name(func), func, func, args, kwargs, [tensor], [tag]), tag.home)
         wanted = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         if wanted != tag.requires_grad:
-            # Backwards that have been called for belong to what was trained until now.
+            # Backwards that were already requested belong to what was trained until now.
             self._run.settle()
             self._run.backward_pass.complete_gradients(self._microbatch)
             self._run.context.trained.change(tensor, tag, wanted)
@@ -143,13 +143,13 @@ class Glue(TorchFunctionMode):
         backward(*args, **kwargs)
 
     def _grad(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Of the gradient a part may be left for later: the script would see the rest alone.
+        # Part of the gradient may be pending, and the script would see only the rest.
         self._run.settle()
         self._run.backward_pass.complete_gradients(self._microbatch)
         return self._of_first(func, args, lasting=True)
 
     def _data(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A parameter's numbers, past autograd: most likely to make new ones of them."""
+        """Return a parameter's data, bypassing autograd, most likely to update it."""
         tag = _tag_of_first(args)
         if isinstance(args[0], nn.Parameter) and tag.home == self._run.rank:
             self._run.settle()
@@ -157,7 +157,7 @@ class Glue(TorchFunctionMode):
         return self._of_first(func, args)
 
     def _iterate(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # One call, as torch itself does it, instead of one for each row.
+        # One call, as in torch itself, instead of one per row.
         return iter(self._of_first(Tensor.unbind, (args[0], 0)))
 
     def _of_first(self, func: Function, args: tuple[Any, ...], *, lasting: bool = False) -> Any:
@@ -166,7 +166,7 @@ class Glue(TorchFunctionMode):
         return self._intercept(call, tag.home)
 
     def _hook(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Hooks on a tensor act at its home only."""
+        """Register a tensor's hook at its home only."""
         tag = _tag_of_first(args)
         if tag.home != self._run.rank:
             return _NoHook()
@@ -205,7 +205,7 @@ _SPECIAL: dict[Function, _Handler] = {
 
 
 class _RemoteNode:
-    """Stands for the ``grad_fn`` of a tensor whose graph is on another rank: it exists, and no more."""
+    """Replaces the ``grad_fn`` of a tensor whose graph is on another rank, to show that there is one."""
 
     def __getattr__(self, name: str) -> Any:
         raise SMPUnsupportedError(
@@ -217,11 +217,11 @@ class _NoHook:
     """The handle of a hook that is registered on another rank."""
 
     def remove(self) -> None:
-        """Nothing is registered here."""
+        """Do nothing: nothing is registered here."""
 
 
 def _tag_of_first(args: tuple[Any, ...]) -> Tag:
-    """The tag of the tensor that a method or an attribute was asked of: without one it would not be here."""
+    """Return the tag of the tensor whose method or attribute was called; it always has one here."""
     tag = tag_of(args[0])
     assert tag is not None
     return tag

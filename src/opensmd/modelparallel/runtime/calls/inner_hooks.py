@@ -1,7 +1,7 @@
-"""Forward hooks inside modules that run as a whole on one rank: the other ranks do not run them.
+"""Forward hooks inside modules that run as a whole on one rank, and so not on the other ranks.
 
-What hooks carried out in the dry run is known (``dry_run/observing``), and the modules around them are run
-piece by piece. What they begin to carry out later is noted here, and refused where it is used
+What hooks carried out of modules in the dry run is known (``dry_run/observing``), and the modules around them
+run piece by piece. What they start to carry out later is noted here, and refused where it is used
 (``side_effects/escaped.py``).
 """
 
@@ -28,9 +28,9 @@ __all__ = ["InnerHooks", "may_carry"]
 def may_carry(module: nn.Module, plan: Plan) -> bool:
     """Whether hooks may carry something out of modules that ``plan`` runs as a whole.
 
-    Some models register such hooks in the forward only, and tell beforehand.
+    Some models register such hooks only in the forward, but announce it beforehand.
     """
-    # Hooks on the modules that are run as a whole are the runtime's own business; these are deeper.
+    # The runtime handles hooks on the modules that run as a whole; these are deeper.
     if any(watchers(each) for each in _inside(module, plan)):
         return True
     modules = dict(module.named_modules(remove_duplicate=False))
@@ -38,7 +38,7 @@ def may_carry(module: nn.Module, plan: Plan) -> bool:
 
 
 class InnerHooks:
-    """The hooks of modules that the other ranks do not look into.
+    """The hooks of modules that other ranks cannot see into.
 
     Args:
         module: the model.
@@ -48,7 +48,7 @@ class InnerHooks:
 
     def __init__(self, module: nn.Module, plan: Plan, escaped: EscapedTensors) -> None:
         self._inside = _inside(module, plan)
-        # torch fills these very dicts, so one look at them tells whether anything was registered.
+        # torch fills these very dicts, so they show whether anything was registered.
         self._hooks = [each._forward_hooks for each in self._inside]
         self._known = set(plan.hooked)
         self._escaped = escaped
@@ -56,13 +56,13 @@ class InnerHooks:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch the hooks for the time of one step.
+        """Watch the hooks during one step.
 
         Warns:
-            UserWarning: once, of a hook that has been registered since the plan was made.
+            UserWarning: once, about a hook that was registered after the plan was made.
         """
         hooked = [module for module in self._inside if module._forward_hooks] if any(self._hooks) else []
-        # Registered last, so that they see what the modules' own hooks have made of the result.
+        # Registered last, to see the result after the modules' own hooks.
         handles = [module.register_forward_hook(self._see) for module in hooked]
         try:
             yield
@@ -76,8 +76,7 @@ class InnerHooks:
         given = {each.untyped_storage()._cdata for each in _strided(args)}
         name, around = self._inside[module]
         for tensor in _strided(out):
-            # What was given was there before, with a tag or on all ranks; only the new can be missing
-            # elsewhere.
+            # Arguments existed before, tagged or on all ranks; only new tensors can be missing elsewhere.
             if tensor.untyped_storage()._cdata not in given:
                 self._escaped.note(
                     tensor,
@@ -100,7 +99,7 @@ class InnerHooks:
 
 
 def _inside(module: nn.Module, plan: Plan) -> dict[nn.Module, tuple[str, str]]:
-    """The modules inside those that run as a whole, with their names and the names of these."""
+    """Yield the modules inside those that run as a whole, with the names of both."""
     whole = plan.atomic()
     return {
         each: (name, next(around for around in ancestors(name) if around in whole))
@@ -110,6 +109,6 @@ def _inside(module: nn.Module, plan: Plan) -> dict[nn.Module, tuple[str, str]]:
 
 
 def _strided(value: Any) -> list[Tensor]:
-    """The tensors of ``value`` that have memory of their own here, without a home elsewhere."""
+    """Return the tensors in ``value`` with memory here and no home elsewhere."""
     tensors = structure.tensors_in(value)
     return [each for each in tensors if tag_of(each) is None and each.layout is torch.strided]

@@ -1,4 +1,4 @@
-"""Modules that run as a whole on one rank, and functions of torch that function modes do not see."""
+"""Intercepting modules that run as a whole on one rank, and functions of torch that function modes miss."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ _thread = _RunOfThread()
 
 
 def current_run() -> CallRunner | None:
-    """The microbatch that the calling thread runs; None outside steps and inside modules that run whole."""
+    """Return the calling thread's microbatch; None outside steps and inside modules that run as a whole."""
     run = _thread.run
     return None if run is None or run.microbatch.inside else run
 
 
 def set_run(run: CallRunner | None) -> None:
-    """This thread runs a microbatch from now on, or none."""
+    """Set the microbatch that this thread runs from now on, or None."""
     _thread.run = run
 
 
 class CallingThread:
-    """Whichever thread asks, for those that this file stands on and that therefore cannot import it."""
+    """The calling thread, for files in lower layers, which cannot import this one."""
 
     @property
     def run(self) -> CallRunner | None:
-        """What :func:`current_run` says."""
+        """Return :func:`current_run`."""
         return current_run()
 
 
 @contextlib.contextmanager
 def beside_the_program() -> Iterator[bool]:
-    """What a step function does inside concerns this rank alone; gradients are complete.
+    """Let a step function do something that concerns only this rank, with complete gradients.
 
-    Yields whether there is a program, as the thread runs a microbatch.
+    Yields whether the thread is running a microbatch.
     """
     run = current_run()
     if run is None:
@@ -86,19 +86,19 @@ def intercepted(
     *,
     alone: bool,
 ) -> Iterator[None]:
-    """Redirect the calls of modules that run as a whole, for the time of a step.
+    """Redirect the calls of modules that run as a whole, during a step.
 
     Args:
         modules: by name, with the rank that runs each.
-        others: further modules with other forwards.
-        alone: there is one microbatch, so nobody else sees what it does to the modules.
+        others: further modules, with their replaced forwards.
+        alone: whether there is one microbatch, so no other sees what it does to the modules.
     """
     forwards: dict[nn.Module, Function] = dict(others)
     calls: dict[nn.Module, Function] = {}
     for name, (module, home) in modules.items():
-        # The forward rather than the call, so that hooks of the module run on every rank, around it.
+        # The forward rather than the call, so that the module's hooks run on every rank, around it.
         forwards[module] = redirected(name, module, home, module.forward, alone)
-        # A weight that a hook makes must still be the same when the forward has got its input.
+        # A weight that a hook computes must still be the same when the forward has its input.
         makes_weight = not alone and internals.makes_weight(module)
         if makes_weight or "_compiled_call_impl" in module.__dict__ or internals.has_backward_hooks(module):
             calls[module] = redirected(name, module, home, internals.whole_call(module), alone)
@@ -121,13 +121,13 @@ def intercepted(
 
 
 def module_call(name: str, module: nn.Module, home: int) -> ModuleCall:
-    """The call of a module that rank ``home`` runs, in the mode in which it is now."""
+    """Return the call of a module on rank ``home`` in its current mode."""
     shown = f"module {name!r}" if name else "the model"
     return ModuleCall(home, shown, ("module", name, module.training))
 
 
 def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
-    """The placeholder of what modules of other ranks make of one tensor; None where they must be called."""
+    """Return the placeholder for the result of modules on other ranks; None if they must be called."""
     run = current_run()
     if run is None or run.microbatch.functional:
         return None
@@ -136,7 +136,7 @@ def pass_modules(calls: Sequence[ModuleCall], argument: Any) -> Tensor | None:
 
 
 def redirected(name: str, module: nn.Module, home: int, function: Function, alone: bool) -> Function:
-    """``function``, the call of ``module``, for microbatches: it runs on rank ``home`` as a whole."""
+    """Return ``function``, the call of ``module``, redirected to run as a whole on rank ``home``."""
     training = module.training
     usual = module_call(name, module, home)
     shown = usual.name
@@ -158,7 +158,7 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
             called, (args, kwargs) = without_iterators(shown, function, args, kwargs, run.iterators)
         if run.microbatch.functional:
             called, args = with_other_parameters(module, home, called, args)
-        # What the runtime itself asks of tensors would be intercepted like the program.
+        # The runtime's own use of tensors would be intercepted like the program's.
         with WithoutMode(run.microbatch.mode):
             if run.rank != home and len(args) == 1 and not kwargs:
                 made = passed(run, (own,), args[0])
@@ -173,12 +173,12 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
 
 
 def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``autograd.Function.apply`` in glue."""
+    """Handle ``autograd.Function.apply`` in glue."""
     run = current_run()
     if run is None:
         return original(*args, **kwargs)
     if internals.is_reentrant_checkpoint(function):
-        # as torch: without an input that needs gradients there are none inside either
+        # as in torch: without an input that needs gradients, there are none inside either
         wanted = torch.is_grad_enabled() and any(
             isinstance(each, Tensor) and each.requires_grad for each in args[2:]
         )
@@ -191,7 +191,7 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
 
 
 def _script(original: Function, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A TorchScript function in glue."""
+    """Handle a TorchScript function in glue."""
     run = current_run()
     if run is None:
         return original(*args, **kwargs)
@@ -213,25 +213,25 @@ def _follow(
         home = highest_home(tags)
         if home is not None:
             return run.run_at(home, Call(name, key, original, args, kwargs, leaves, tags, whole=True))
-    # On replicated tensors alone, yet nobody can look inside: it may read gradients.
+    # It has only replicated tensors, but nobody can look inside: it may read gradients.
     run.settle()
     return original(*args, **kwargs)
 
 
 def _checkpoint(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A checkpoint in glue: every module called inside is checkpointed by itself."""
+    """Handle a checkpoint in glue: every module called inside is checkpointed separately."""
     run = current_run()
     if run is None:
         yield from original(*args, **kwargs)
         return
-    # As one piece it would run again in backward, and pass its program points twice, on this rank alone.
+    # As a whole, it would run again in backward and pass its program points twice, on this rank only.
     with _checkpointing(run):
         yield
 
 
 @contextlib.contextmanager
 def _other_parameters(original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-    """``functional_call`` in glue: modules that run as a whole get their parameters like arguments."""
+    """Handle ``functional_call`` in glue: modules that run as a whole get their parameters as arguments."""
     run = current_run()
     with original(*args, **kwargs):
         if run is None:

@@ -1,7 +1,7 @@
-"""Iterators among a module's arguments: their elements are made before the call, by all ranks.
+"""Iterators among a module's arguments, which all ranks exhaust before the call.
 
-The module runs on one rank, but what a generator or ``map`` does between its elements belongs to the script
-around the module, which every rank runs.
+The module runs on one rank, but what a generator or ``map`` does between its elements belongs to the
+surrounding script, which every rank runs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from opensmd.modelparallel.runtime.tensors.structure import Arguments
 
 __all__ = ["has_iterators", "is_iterator", "without_iterators"]
 
-MOST = 10_000  # elements: one that has more may have no end
-# Not every iterator: files and data loaders are some, too, and what they do concerns one rank.
+MOST = 10_000  # elements; an iterator with more may be infinite
+# Not every iterator: files and data loaders are iterators, too, but concern one rank only.
 _KINDS = frozenset(
     {
         GeneratorType,
@@ -39,16 +39,16 @@ Function = Callable[..., Any]
 
 
 class _Elements(list[Any]):
-    """What an iterator has given."""
+    """The elements from an iterator."""
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether this computes its elements once, one after the other, and is nothing else besides."""
+    """Whether this only computes its elements once, one by one, and does nothing else."""
     return type(value) in _KINDS
 
 
 def has_iterators(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether one is itself an argument."""
+    """Whether an argument itself is an iterator."""
     return not _KINDS.isdisjoint(map(type, args)) or not _KINDS.isdisjoint(map(type, kwargs.values()))
 
 
@@ -59,17 +59,17 @@ def without_iterators(
     kwargs: dict[str, Any],
     used: MutableMapping[int, Any],
 ) -> tuple[Function, Arguments]:
-    """``function`` for arguments that have lists in the place of iterators, and these arguments.
+    """Return ``function`` for arguments with lists in place of iterators, and these arguments.
 
     Args:
-        name: of the module in messages.
+        name: the module's name in error messages.
         function: gets iterators again.
-        args: as the script gives them.
+        args: those of the script.
         kwargs: likewise.
-        used: the iterators that have been arguments before, by id; those of this call are added.
+        used: iterators that were arguments before, by id; this call's are added.
 
     Raises:
-        SMPUnsupportedError: an iterator has been an argument before, or has no end in sight.
+        SMPUnsupportedError: an iterator was an argument before, or seems to be infinite.
     """
 
     def elements(value: Any) -> Any:
@@ -88,7 +88,7 @@ def _elements(name: str, iterator: Iterator[Any], used: MutableMapping[int, Any]
             f"{name} was given a {kind} that a module has been given before. Ranks that do not run the "
             "module cannot know which elements are left: give a list each time"
         )
-    used[id(iterator)] = iterator  # kept, so that no other gets its id
+    used[id(iterator)] = iterator  # kept alive, so that no other gets its id
     elements = _Elements(itertools.islice(iterator, MOST))
     if len(elements) == MOST:
         raise SMPUnsupportedError(
@@ -99,7 +99,7 @@ def _elements(name: str, iterator: Iterator[Any], used: MutableMapping[int, Any]
 
 
 def _again(value: Any) -> Any:
-    """An iterator over these elements; any other value as it is."""
+    """Return an iterator over these elements, and any other value unchanged."""
     return _each(value) if isinstance(value, _Elements) else value
 
 

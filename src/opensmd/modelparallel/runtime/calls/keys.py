@@ -1,4 +1,4 @@
-"""What makes two calls alike: keys from what all ranks know of arguments and modes."""
+"""Keys that identify equal calls, made from what all ranks know about arguments and modes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _VALUES = frozenset({type(None), int, float, str, bool, torch.dtype, torch.devic
 def call_key(
     what: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int
 ) -> tuple[Hashable, ...]:
-    """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
-    # Modes are part of it because results have other dtypes, or no graph, in them; so is the epoch, as what a
-    # result requires depends on which parameters are trained.
+    """Return a key that identifies equal calls of ``what``; hashable, and the same on all ranks."""
+    # Modes are part of it because they change results' dtypes or graphs; so is the epoch, because whether a
+    # result requires gradients depends on which parameters are trained.
     return (
         what,
         *map(argument_key, args),
@@ -36,7 +36,7 @@ def call_key(
 
 
 def _named_key(kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
-    # With their types, as 1, 1.0 and True are equal. Most calls name plain values only, and end here.
+    # With their types, because 1, 1.0 and True are equal. Most calls have only plain values, and end here.
     kinds = tuple(map(type, kwargs.values()))
     if _VALUES.issuperset(kinds):
         return (kinds, *kwargs.items())
@@ -44,7 +44,7 @@ def _named_key(kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
 
 
 def argument_key(value: Any) -> Hashable:
-    """What all ranks know alike of an argument; hashable."""
+    """Return what all ranks know about an argument; hashable."""
     if isinstance(value, Tensor):
         return tensor_key(value)
     kind = type(value)
@@ -65,7 +65,7 @@ def argument_key(value: Any) -> Hashable:
 
 
 def _autocast_dtypes() -> tuple[torch.dtype | None, ...]:
-    """What this thread computes in, of each kind of device; None where autocast is off."""
+    """Return this thread's autocast dtype for each kind of device; None where autocast is off."""
     return tuple(
         [
             torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

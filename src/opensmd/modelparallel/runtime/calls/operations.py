@@ -1,4 +1,4 @@
-"""What the engine knows of torch's functions by name: which read values, draw numbers or depend on data."""
+"""Which of torch's functions, by name, read values, draw random numbers or depend on data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "indexes_by_mask",
 ]
 
-# Answers that need the data and become Python values, so the home sends them to every rank.
+# Their answers need the data and become Python values, so the home sends them to every rank.
 READS_VALUE: frozenset[Function] = frozenset(
     functions_of(
         Tensor,
@@ -32,7 +32,7 @@ READS_VALUE: frozenset[Function] = frozenset(
 
 
 def _drawing(owner: Any) -> set[Function]:
-    """The functions of ``owner`` that are operations which torch has tagged so."""
+    """Return the functions of ``owner`` whose operations torch has tagged as random."""
     found = set()
     for name in dir(owner):
         operation = getattr(torch.ops.aten, name, None) if not name.startswith("__") else None
@@ -61,17 +61,17 @@ RANDOM: frozenset[Function] = frozenset(
     )
 )
 
-# Take entries of their first argument by numbers. Reordering a key-value cache by what the last stage has
-# chosen, as beam search does, must leave each stage's entries there.
+# These index their first argument. Reordering a key-value cache by the last stage's choice, as in beam
+# search, must leave each stage's entries there.
 SELECTS: frozenset[Function] = frozenset({torch.index_select, Tensor.index_select})
 
-# Python swaps the sides of a comparison whose right side is a placeholder, on the ranks that hold one.
+# Python swaps the sides of a comparison if the right side is a placeholder, so on some ranks only.
 COMPARISONS: frozenset[Function] = frozenset(functions_of(Tensor, "eq ne lt gt le ge"))
 _SWAPPED = {Tensor.gt: Tensor.lt, Tensor.ge: Tensor.le}
 
 
 def in_fixed_order(function: Function, args: tuple[Any, ...]) -> tuple[Function, tuple[Any, ...]]:
-    """The comparison of two tensors, in the form that all ranks agree on whichever side came first."""
+    """Return a comparison of two tensors in the form that all ranks agree on, whichever side came first."""
     if function in _SWAPPED:
         return _SWAPPED[function], (args[1], args[0])
     if function in (Tensor.eq, Tensor.ne) and repr(argument_key(args[0])) > repr(argument_key(args[1])):
@@ -83,13 +83,13 @@ def in_fixed_order(function: Function, args: tuple[Any, ...]) -> tuple[Function,
 DEPENDS_ON_DATA: frozenset[Function] = frozenset(
     functions_of(torch, "nonzero masked_select unique argwhere unique_consecutive bincount")
     | functions_of(Tensor, "nonzero masked_select unique argwhere unique_consecutive bincount")
-    | functions_of(Tensor, "indices values _indices _values col_indices row_indices")  # of sparse tensors
+    | functions_of(Tensor, "indices values _indices _values col_indices row_indices")  # for sparse tensors
     | {getter("grad")}
 )
 
 
 def indexes_by_mask(function: Function, tensors: list[Tensor]) -> bool:
-    """Whether this is ``tensor[mask]``, as long as the mask has ones."""
+    """Whether this is ``tensor[mask]``, whose length is the number of ones in the mask."""
     return function is Tensor.__getitem__ and any(
         each.dtype in (torch.bool, torch.uint8) for each in tensors[1:]
     )

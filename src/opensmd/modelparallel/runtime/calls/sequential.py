@@ -1,7 +1,7 @@
-"""Neighbours in a split ``nn.Sequential`` that live on one rank, called as one.
+"""Calling neighbours in a split ``nn.Sequential`` as one if they live on one rank.
 
-Every intercepted call costs tens of microseconds, also where the module does not run. So those of other ranks
-that follow each other are passed at once as soon as they are known (:mod:`.elsewhere`).
+Every intercepted call costs tens of microseconds, even where the module does not run. So consecutive calls on
+other ranks are passed at once as soon as they are known (:mod:`.elsewhere`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Forward = Callable[[Any], Any]
 
 
 class _SequencePart(NamedTuple):
-    """What a Sequential calls: a child, or several as one; ``call`` is that of what runs as a whole."""
+    """What a Sequential calls: a child, or several as one; ``call`` is set if it runs as a whole."""
 
     forward: Forward
     call: ModuleCall | None = None
@@ -33,7 +33,7 @@ class Sequences:
     Args:
         split: split modules of any class, by name.
         homes: the ranks of modules that run as a whole.
-        rank: this one.
+        rank: this rank.
     """
 
     def __init__(self, split: Mapping[str, nn.Module], homes: Mapping[nn.Module, int], rank: int) -> None:
@@ -41,12 +41,12 @@ class Sequences:
         self._split = {name: each for name, each in split.items() if type(each) is nn.Sequential}
         self._homes = homes
         self._joined: dict[tuple[nn.Module, ...], nn.Sequential] = {}
-        self._made: dict[nn.Module, tuple[tuple[object, ...], Forward | None]] = {}  # of what, and which
+        self._made: dict[nn.Module, tuple[tuple[object, ...], Forward | None]] = {}  # by state
 
     def forwards(self, *, alone: bool) -> dict[nn.Module, Forward]:
-        """Forwards with as few intercepted calls as there can be, for one step.
+        """Return forwards with as few intercepted calls as possible, for one step.
 
-        Modules that would have nothing of it are left out. ``alone`` is that of ``intercepted``.
+        Modules without a benefit are left out. ``alone`` is that of ``intercepted``.
         """
         found: dict[nn.Module, Forward] = {}
         for name, module in self._split.items():
@@ -59,23 +59,23 @@ class Sequences:
         return found
 
     def _state_of(self, module: nn.Module, alone: bool) -> tuple[object, ...]:
-        """All that a forward depends on; from step to step it is mostly the same."""
+        """Return all that a forward depends on, which rarely changes between steps."""
         children = [(own, child, child.training, self._can_join(child)) for own, child in _children(module)]
         return alone, "forward" in module.__dict__, has_global_hooks(), children
 
     def _forward(self, name: str, module: nn.Module, alone: bool) -> Forward | None:
-        if "forward" in module.__dict__:  # somebody has replaced it, and expects it to be called
+        if "forward" in module.__dict__:  # it was replaced, and the replacement must be called
             return None
         parts = self._parts(name, module, alone)
-        # A single microbatch may switch modules to another mode on its way.
+        # A single microbatch may switch modules to another mode in between.
         passes = {} if alone else self._passes(parts)
-        # Nothing could be joined or passed, and a forward of ours would only cost.
+        # Nothing can be joined or passed, so a replacement would only cost.
         if len(parts) == len(_children(module)) and not passes:
             return None
         return _one_after_another(parts, passes)
 
     def _parts(self, name: str, module: nn.Module, alone: bool) -> list[_SequencePart]:
-        """The children, those in a row that can be one call as one."""
+        """Return the children, with consecutive ones merged if they can be one call."""
         parts: list[_SequencePart] = []
         group: list[nn.Module] = []
         children = _children(module)
@@ -84,16 +84,16 @@ class Sequences:
                 parts.append(_SequencePart(child))
                 continue
             group.append(child)
-            # A group ends where the next child lives elsewhere, or must be called by itself.
+            # A group ends where the next child lives elsewhere or must be called separately.
             if after is None or not self._can_join(after) or self._homes[after] != self._homes[child]:
                 parts.append(self._one(f"{name}.{own}".lstrip("."), tuple(group), alone))
                 group = []
         return parts
 
     def _passes(self, parts: Sequence[_SequencePart]) -> dict[int, tuple[ModuleCall, ...]]:
-        """Where calls of other ranks are, and from each of them those that follow each other."""
+        """Find calls on other ranks, and for each the consecutive ones that follow."""
         found: dict[int, tuple[ModuleCall, ...]] = {}
-        if has_global_hooks():  # somebody watches the calls of all modules
+        if has_global_hooks():  # something watches the calls of all modules
             return found
         calls: tuple[ModuleCall, ...] = ()
         for place in reversed(range(len(parts))):
@@ -104,7 +104,7 @@ class Sequences:
         return found
 
     def _can_join(self, module: nn.Module) -> bool:
-        """Whether nobody outside watches the module's calls, and it runs as a whole."""
+        """Whether the module runs as a whole and nothing outside watches its calls."""
         watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
         return module in self._homes and not watched and not module._backward_pre_hooks
 
@@ -115,7 +115,7 @@ class Sequences:
         if group not in self._joined:
             self._joined[group] = nn.Sequential(*group)
         whole = self._joined[group]
-        # Keys of calls look at the mode of what is called; the children keep their own.
+        # Keys depend on the mode of the called module; the children keep their own.
         whole.training = group[0].training
         name = f"{last} and {len(group) - 1} before it"
         return _SequencePart(
@@ -126,7 +126,7 @@ class Sequences:
 def _one_after_another(
     parts: Sequence[_SequencePart], passes: Mapping[int, tuple[ModuleCall, ...]]
 ) -> Forward:
-    """A forward that calls ``parts``, and passes at once those of other ranks that it can."""
+    """Return a forward that calls ``parts``, and passes those of other ranks at once where it can."""
 
     def forward(input: Any) -> Any:
         place = 0

@@ -1,7 +1,7 @@
-"""Tensors of one microbatch on their way between ranks, forward as data and backward as gradients.
+"""Transfers of one microbatch's tensors between ranks, forward as data and backward as gradients.
 
-Everything that counts (program points, copies, edges) counts on every rank, whether or not the rank takes
-part, so that all agree without a word.
+Everything that is counted (program points, copies, edges) is counted on every rank, whether or not it takes
+part, so that all agree without communication.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Transfers"]
 
 
 class _Copy(NamedTuple):
-    """What has travelled to a rank: after how many changes, at which program point, and, there, as what."""
+    """A tensor sent to a rank: after how many changes, at which program point and, there, the copy."""
 
     changes: int
     number: int
@@ -48,7 +48,7 @@ class Transfers:
         microbatch: whose tensors these are.
         context: what the microbatches of a pipeline have in common.
         turns: gives the rank to other microbatches while this one waits.
-        backward_pass: runs a deferred backward before that.
+        backward_pass: runs a deferred backward before waiting.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Transfers:
         self._copies: dict[tuple[Tag, int, bool], _Copy] = {}
 
     def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
-        """Let other microbatches go on until one of ``messages`` has come, or ``until`` holds."""
+        """Let other microbatches run until one of ``messages`` has come, or ``until`` holds."""
         if self._has_come(messages):
             return
         if self._microbatch.deferred is not None:
-            # What this microbatch waits for may need gradients of its own backward on another rank.
+            # What this microbatch waits for may need gradients from its own backward on another rank.
             self._backward_pass.settle(self._microbatch)
             if self._has_come(messages):
                 return
@@ -79,16 +79,16 @@ class Transfers:
         return any(map(self._transport.ready, messages))
 
     def bring_all(self, call: Call, target: int) -> list[Tensor | None]:
-        """The tensors of a call on rank ``target``; None on other ranks for those that are not everywhere."""
+        """Bring a call's tensors to rank ``target``; other ranks get None unless a tensor is everywhere."""
         tensors: list[Tensor | None] = []
         for leaf, tag in zip(call.leaves, call.tags, strict=True):
             tensors.append(leaf if tag is None else self.bring(leaf, tag, target))
         return tensors
 
     def bring(self, tensor: Tensor, tag: Tag | None, target: int) -> Tensor | None:
-        """The tensor with this tag on rank ``target``: None on the others.
+        """Bring the tensor with this tag to rank ``target``; return None on the others.
 
-        All ranks call it at the same program point.
+        All ranks call this at the same program point.
         """
         if tag is None:
             return tensor
@@ -103,22 +103,23 @@ class Transfers:
         return tensor if tag.real is None else tag.real
 
     def release(self) -> None:
-        """Let go of copies that have come from other ranks."""
+        """Release copies from other ranks."""
         self._copies.clear()
 
     def _transfer(self, tensor: Tensor, tag: Tag, target: int) -> Tensor | None:
-        # A copy without a graph cannot stand for one with, so whether gradients flow is part of its place.
+        # A copy without a graph cannot replace one with a graph, so whether gradients flow is part of the
+        # key.
         grad = tag.requires_grad and torch.is_grad_enabled()
         place, changes = (tag, target, grad), tag.changes
         known = self._copies.get(place)
-        # A parameter that has a gradient from one backward travels again for another forward and backward.
+        # A parameter with a gradient from one backward travels again for another forward and backward.
         if (
             known is not None
             and known.changes == changes
             and not self._microbatch.edges.has_been_passed(known.number)
         ):
             return known.tensor
-        # Ranks that neither send nor receive count, too: the numbers are in the messages' tags.
+        # Ranks that neither send nor receive also count, because the numbers are in the messages' tags.
         number = self._microbatch.next_point()
         if grad:
             self._microbatch.edges.count(tag, number)
@@ -127,12 +128,12 @@ class Transfers:
             self._send(real_tensor(tensor), tag, target, number, grad)
         elif self._rank == target:
             copy = self._receive(tensor, tag, number, grad)
-        # On every rank, also where no copy is: all must say alike whether the tensor has to travel again.
+        # On every rank, even without a copy: all must agree whether the tensor has to travel again.
         self._copies[place] = _Copy(changes, number, copy)
         return copy
 
     def _send(self, real: Tensor, tag: Tag, target: int, number: int, grad: bool) -> None:
-        # The receiver goes by the tag alone: it would wait for a gradient, or send one, that nobody expects.
+        # The receiver relies on the tag alone: it would wait for a gradient, or send one that nobody expects.
         if real.requires_grad != tag.requires_grad:
             raise SMPError(
                 f"a tensor of shape {tuple(real.shape)} has requires_grad={real.requires_grad}, but the "
@@ -152,15 +153,15 @@ class Transfers:
                 "that parallelize_module has split whole on one partition with smp.set_partition"
             )
         shape, stride, _ = form_of(real, tag)
-        # A detached tensor is no part of the graph, so that nothing of this is recorded.
+        # A detached tensor is not part of the graph, so nothing of this is recorded.
         data = in_memory_order(real.detach(), shape, stride)
         self._has_sent = True
         message = make_tag(Kind.TENSOR, self._microbatch.index, number, _shape_check(shape))
         self._transport.send(target, message, data)
         self._context.sent_since_flush = True
         if grad:
-            # The node of autograd is made now, at the same program point as the receiver's: both then have
-            # the same place in the order of their rank's backward (see graph_edges).
+            # The autograd node is created now, at the same program point as the receiver's, so both have the
+            # same position in their rank's backward (see graph_edges).
             back = gradient_tag(message)
             messages = gradient_messages(target, back)
             token = self._transport.send_edge(
@@ -174,13 +175,12 @@ class Transfers:
         kept = strides_kept(shape, stride)
         if self._has_sent and self._turns.chunked:
             self._enter_next_chunk(message)
-        # Taken if it is there, without asking first: asking costs as much, and a wait would give the turn
-        # away.
+        # Taken if it is there, without asking first: asking costs as much, and a wait would give up the turn.
         received = self._transport.take(*message, shape, kept, dtype)
         while received is None:
             self.wait([message])
             received = self._transport.take(*message, shape, kept, dtype)
-        if self._transport.ordered:  # messages between GPUs bring what is on the CPU to the GPU, too
+        if self._transport.ordered:  # messages between GPUs also move CPU tensors to the GPU
             received = received.to(like.device)
         if not grad:
             return received
@@ -189,7 +189,7 @@ class Transfers:
         return result
 
     def _enter_next_chunk(self, message: Message) -> None:
-        """What has left this rank comes back to it: to its next stage."""
+        """Enter this rank's next stage, because a tensor that left it has come back."""
         self._has_sent = False
         if self._microbatch.deferred is None:
             self._microbatch.chunk += 1
@@ -202,5 +202,5 @@ class Transfers:
 
 
 def _shape_check(shape: Sequence[int]) -> int:
-    """A few bits of a shape: ranks that have left the common program find no message, not a wrong one."""
+    """Return a few bits of a shape, so that ranks that diverge find no message instead of a wrong one."""
     return hash(shape) & 1023

@@ -1,9 +1,9 @@
 """Where autograd crosses from one rank to another.
 
-A sent tensor gets a token on the sender and one on the receiver; backward begins at all tokens of this rank's
-part of the graph. torch runs the nodes of a thread in descending order of creation, and both ends create
-theirs at the same program point: so each waits for what the other is about to send, whatever the topology.
-A gradient that does not exist is announced as such and never replaced by zeros::
+A sent tensor gets a token on the sender and one on the receiver; backward starts at all tokens of this rank's
+part of the graph. torch runs a thread's nodes in descending order of creation, and both ends create theirs at
+the same program point. So each waits for what the other is about to send, whatever the topology. A missing
+gradient is announced as such and never replaced by zeros::
 
     rank 0    h ──────── _Send ──── token ◄── backward begins here, and waits for the message
                                       :
@@ -12,8 +12,8 @@ A gradient that does not exist is announced as such and never replaced by zeros:
     rank 1    received ─ _Receive ─┬─ h ── ... ── loss ◄── backward begins here
                                    └─ token ◄── and here: also where no gradient comes to h
 
-On an accelerator a thread of the device's runs its nodes, and which those are the device of their gradients
-says. Tokens are where messages are, so that all edges of a rank are nodes of one thread.
+On an accelerator, a thread of the device runs the nodes whose gradients are on it. Tokens are on the device
+of the messages, so that all edges of a rank are nodes of one thread.
 
 These are the edges of transports without a mailbox. The mailbox has its own, without Python in backward.
 """
@@ -35,7 +35,7 @@ SendGradient = Callable[[Tensor | None], None]
 
 
 class _Send(torch.autograd.Function):
-    """Forward: the tensor has been sent. Backward: its gradient comes."""
+    """Forward: the tensor has been sent. Backward: receive its gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, receive: ReceiveGradient, device: torch.device | None) -> Tensor:
@@ -48,11 +48,11 @@ class _Send(torch.autograd.Function):
 
 
 class _Receive(torch.autograd.Function):
-    """Forward: a tensor has come. Backward: its gradient, or that there is none, goes back.
+    """Forward: a tensor has come. Backward: send back its gradient, or that there is none.
 
-    A backward of the step begins at the token, too. One inside it (a reentrant checkpoint, whose function
-    uses the tensor without taking it) does not: what it finds waits for the step's, as the sender takes one
-    gradient.
+    The step's backward also starts at the token. One inside it (of a reentrant checkpoint whose function uses
+    the tensor without taking it as an argument) does not: its gradient waits for the step's backward, because
+    the sender takes only one.
     """
 
     @staticmethod
@@ -62,7 +62,7 @@ class _Receive(torch.autograd.Function):
         ctx.send = send
         ctx.early = None
         ctx.set_materialize_grads(False)
-        mine = received[0].detach()  # no view of the message's memory: the program may write into it
+        mine = received[0].detach()  # not a view of the message's memory: the program may write into it
         return mine, mine.new_empty(0, device=device)
 
     @staticmethod
@@ -75,7 +75,7 @@ class _Receive(torch.autograd.Function):
         return None, None, None, None
 
 
-# Past the Python of Function.apply, which costs as much again and which a step redirects for the user.
+# Bypasses the Python part of Function.apply, which costs as much again and which a step redirects for users.
 _apply_send: Callable[..., Any] = super(torch.autograd.Function, _Send).apply
 _apply_receive: Callable[..., Any] = super(torch.autograd.Function, _Receive).apply
 RECEIVED = frozenset({_Receive._backward_cls.__name__, "OpenSMDReceived"})  # nodes, here and in the mailbox
@@ -83,10 +83,10 @@ _ANCHOR = torch.empty(0, device="cpu", requires_grad=True)
 
 
 def send_edge(tensor: Tensor, receive: ReceiveGradient, device: torch.device | None = None) -> Tensor:
-    """The sender's token; in backward ``receive`` returns the gradient, or None.
+    """Return the sender's token; in backward, ``receive`` returns the gradient, or None.
 
     Args:
-        device: of the token; that of the tensor by default.
+        device: that of the token; by default, that of the tensor.
     """
     token: Tensor = _apply_send(tensor, receive, device)
     return token
@@ -95,17 +95,17 @@ def send_edge(tensor: Tensor, receive: ReceiveGradient, device: torch.device | N
 def receive_edge(
     received: Tensor, send: SendGradient, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The received tensor as part of the graph, and the receiver's token.
+    """Return the received tensor as part of the graph, and the receiver's token.
 
     Args:
-        device: of the token; that of the tensor by default.
+        device: that of the token; by default, that of the tensor.
     """
     tensor, token = _apply_receive(_ANCHOR, [received], send, device)
     return tensor, token
 
 
 def keeps_gradient(token: Tensor) -> bool:
-    """Of a received tensor's token, of either kind: whether a gradient was found that none has sent back."""
+    """Whether a received tensor, given its token of either kind, has a gradient that was not sent back."""
     node: Any = token.grad_fn
     if type(node).__name__ == _Receive._backward_cls.__name__:
         return node.early is not None

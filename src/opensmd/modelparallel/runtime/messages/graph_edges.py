@@ -1,7 +1,7 @@
-"""Where the graph of one microbatch leaves this rank, and comes to it.
+"""Where the graph of one microbatch leaves this rank and comes back.
 
-Each tensor that travels while gradients are wanted is an edge between two ranks, numbered by the program
-point at which it travels. Every rank counts all edges; it has tokens of those that touch it::
+Each tensor that travels while gradients are enabled is an edge between two ranks, numbered by its program
+point. Every rank counts all edges, and has tokens for its own::
 
     rank 0   x ─ layer ─ h ──┐ token 1                       backward passes edge 1
                              │
@@ -9,11 +9,11 @@ point at which it travels. Every rank counts all edges; it has tokens of those t
                                                       │
     rank 2                                            └─ token 2 ─ layer ─ loss     2
 
-Backward begins on each rank at its roots and at the tokens of the edges that these depend on. torch runs the
-nodes of a thread in the reverse order of their creation, so each rank passes its edges from the highest
-number to the lowest: rank 1 waits for the gradient of edge 2, and then sends that of edge 1. Both ends of an
-edge have the same number, and each waits only after all higher ones have been passed: so whatever the
-placement, no ranks wait for each other in a circle.
+On each rank, backward starts at its roots and at the tokens of the edges that these depend on. torch runs a
+thread's nodes in reverse order of creation, so each rank passes its edges from the highest number to the
+lowest: rank 1 waits for the gradient of edge 2, and then sends that of edge 1. Both ends of an edge have the
+same number, and each waits only after all higher ones have been passed. So ranks cannot deadlock, whatever
+the placement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["GraphEdges", "Origin"]
 
 
 class Origin(NamedTuple):
-    """The rank that has sent a tensor which has come, and the tensor's shape."""
+    """The sender of a received tensor, and the tensor's shape."""
 
     source: int
     shape: Sequence[int]
@@ -48,32 +48,32 @@ class GraphEdges:
         self._passed: set[int] = set()
 
     def count(self, tag: Tag, number: int) -> None:
-        """A tensor with this tag travels at program point ``number``, between whichever ranks."""
+        """Note that a tensor with this tag travels at program point ``number``, between any two ranks."""
         self._of_tags.setdefault(tag, []).append(number)
 
     def leave(self, number: int, token: Tensor, gradient: list[Message]) -> None:
-        """A tensor has left this rank; ``gradient`` are the messages of which one tells of its gradient."""
+        """Note that a tensor has left this rank; one of the messages ``gradient`` will bring its gradient."""
         self._tokens[number] = token
         self._gradients[number] = gradient
 
     def arrive(self, number: int, token: Tensor, origin: Origin) -> None:
-        """A tensor has come to this rank."""
+        """Note that a tensor has arrived at this rank."""
         self._tokens[number] = token
         self._origins[number] = origin
 
     def kept(self) -> Iterator[Origin]:
-        """The tensors that have come, whose gradients no backward has sent back although there are some."""
+        """Return received tensors whose existing gradients no backward has sent back."""
         for number, origin in self._origins.items():
-            token = self._tokens[number]  # None where a backward has begun at it
+            token = self._tokens[number]  # None if a backward has started at it
             if token is not None and keeps_gradient(token):
                 yield origin
 
     def has_been_passed(self, number: int) -> bool:
-        """Whether a backward that keeps no graph has been through that edge, between whichever ranks."""
+        """Whether a backward that does not retain the graph has passed that edge, between any two ranks."""
         return number in self._passed
 
     def behind(self, roots: Sequence[Tensor], *, keep: bool = True) -> list[int]:
-        """The edges at this rank that ``roots`` depend on, in order of creation.
+        """Return this rank's edges that ``roots`` depend on, in order of creation.
 
         Args:
             keep: they, and those between others, can be passed again.
@@ -86,17 +86,17 @@ class GraphEdges:
             if tag in ancestry:
                 if not keep:
                     self._passed.update(numbers)
-                # The others are edges between other ranks: counted here, and touched nowhere.
+                # The rest are edges between other ranks, which are only counted here.
                 edges += [number for number in numbers if number in self._tokens]
-        # In the order of creation, the reverse of which is that of autograd: the last one is passed first.
+        # In order of creation, which autograd reverses: the last one is passed first.
         edges.sort()
         return edges
 
     def tokens(self, edges: Sequence[int], *, keep: bool) -> list[Tensor]:
-        """The tokens of edges, which backward begins at.
+        """Return the tokens of edges, where backward starts.
 
         Raises:
-            RuntimeError: backward has been through one of them already.
+            RuntimeError: backward has already passed one of them.
         """
         tokens = []
         for number in edges:
@@ -108,12 +108,12 @@ class GraphEdges:
                 )
             tokens.append(token)
             if not keep:
-                # Not deleted: a second backward of the edge must find that there has been one.
+                # Not deleted, so that a second backward of the edge notices the first.
                 self._tokens[number] = None
         return tokens
 
     def legs(self, edges: Sequence[int]) -> list[list[int]]:
-        """``edges`` in the order of backward, cut where a gradient comes after others have left.
+        """Return ``edges`` in backward order, cut where a gradient arrives after others have left.
 
         The first run is that of this rank's own roots; it may be empty.
         """
@@ -130,11 +130,11 @@ class GraphEdges:
         return legs
 
     def first_gradient(self, edges: Sequence[int]) -> list[Message]:
-        """The messages of which the latest edge waits for one, if that edge is a sent tensor's."""
+        """Return the messages that the latest edge waits for, if it is that of a sent tensor."""
         return self._gradients.get(edges[-1], []) if edges else []
 
     def release(self) -> None:
-        """Let go of tokens and tags."""
+        """Release tokens and tags."""
         self._of_tags.clear()
         self._tokens.clear()
         self._gradients.clear()

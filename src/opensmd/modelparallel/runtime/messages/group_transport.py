@@ -25,9 +25,9 @@ __all__ = ["GroupTransport"]
 class GroupTransport:
     """Over the send and recv of any process group, in the order of the program.
 
-    The two directions between a pair of ranks go over groups of their own, because on an accelerator a send
-    holds up its group until it is received. Its messages carry memory of that device: what lies elsewhere is
-    copied there first, and whoever receives it copies it back.
+    The two directions between a pair of ranks have separate groups, because on an accelerator a send blocks
+    its group until it is received. Messages carry memory of that device: anything elsewhere is copied there
+    first, and copied back by the receiver.
     """
 
     ordered = True
@@ -37,7 +37,7 @@ class GroupTransport:
         self._members = members
         self._rank = dist.get_rank(group)
         self._device = device
-        self._as_bytes = device.type != "cpu"  # NCCL has no complex numbers, and not all integers
+        self._as_bytes = device.type != "cpu"  # NCCL lacks complex numbers and some integers
         self._outbox = Outbox()
         self._up = group
         self._down = group
@@ -69,7 +69,7 @@ class GroupTransport:
 
         def receive() -> Tensor | None:
             expect()
-            # Asked first: here nobody can see which of two messages has come.
+            # Checked first, because here one cannot see which of two messages has come.
             if not self.receive(target, tag, 1, torch.int64).item():
                 return None
             return self.receive(target, tag, shape.numel(), dtype).view(shape).to(device)
@@ -107,7 +107,7 @@ class GroupTransport:
         self._outbox.flush()
 
     def _number(self, value: int) -> Tensor:
-        """Made on the device, for a copy from the host would wait for all that the device has to do."""
+        """Create a number on the device; a copy from the host would wait for all of the device's work."""
         return torch.full((1,), value, dtype=torch.int64, device=self._device)
 
     def sent(self) -> list[SentTensor]:

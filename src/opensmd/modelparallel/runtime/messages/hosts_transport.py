@@ -1,16 +1,16 @@
-"""Messages between the ranks of a pipeline on several hosts: they are received ahead of need.
+"""Messages between the ranks of a pipeline on several hosts, received ahead of need.
 
-Neither Gloo nor torch's ``recv`` says what has come. So for every other rank a thread of its own receives, as
-long as the transport lives, and lays what comes into an inbox, where receivers can look as into a mailbox. A
-message is a letter, with its tag and size and, where there is little, its data::
+Neither Gloo nor torch's ``recv`` can tell what has come. So for every other rank, a separate thread receives
+for the lifetime of the transport, and puts messages into an inbox, where receivers can look as in a mailbox.
+A message is a letter with its tag and size and, if short, its data::
 
     sender                                   receiver's thread              whoever needs it
     letter (tag, bytes, up to 496 of data) ─► received ahead ──► inbox ───► ready, take, wait_any
     payload, if it is more ─────────────────► received in full ┘
 
-smddp carries them through shared memory between ranks of one host, and over the network between others. The
-last letter of a rank is a farewell; connections that close without one are those of a rank that has died,
-which is an error for who waits for it.
+smddp carries them through shared memory on one host, and over the network between hosts. A rank's last letter
+is a farewell; if its connection closes without one, it has died, which is an error for ranks that wait for
+it.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ __all__ = ["HostsTransport"]
 
 _LETTERS, _PAYLOADS = (1 << 29) - 1, (1 << 29) - 2  # the core's quiet tags
 _HEAD = struct.Struct("qq")  # tag and bytes
-_LETTER = 512  # bytes, with the head; all have one size, as receivers must say it
-_AHEAD = 4  # letters whose memory waits for each sender
+_LETTER = 512  # bytes, including the head; all have the same size, which receivers must know
+_AHEAD = 4  # letters for which memory is ready per sender
 _FAREWELL = -1  # in place of a tag
 _FOREVER = timedelta(days=365)
-_PARTING = 1.0  # seconds in which the others may say farewell, too
+_PARTING = 1.0  # seconds for the others to say farewell, too
 _MOMENT = timedelta(milliseconds=1)
 
 
 class _Inbox:
-    """What has come and was not taken, and who has been lost."""
+    """Received but untaken messages, and lost ranks."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -87,7 +87,7 @@ class _Inbox:
 
 
 class HostsTransport:
-    """Over smddp between ranks of several hosts: receivers see what has come, in any order. CPU tensors only.
+    """Over smddp between ranks on several hosts: receivers see what has come, in any order. CPU tensors only.
 
     Args:
         group: the pipeline's ranks.
@@ -224,7 +224,7 @@ class HostsTransport:
         self._outbox.add(dist.isend(data, group=self._group, tag=tag, group_dst=target), data)
 
     def _receive_from(self, source: int) -> None:
-        """All that a rank sends, until it takes its leave or is lost."""
+        """Receive all that a rank sends, until it says farewell or is lost."""
         ahead: deque[tuple[dist.Work, Tensor]] = deque()
         try:
             while True:
@@ -250,7 +250,7 @@ class HostsTransport:
         return work, into
 
     def _failure(self, source: int, *, in_time: bool) -> Exception:
-        """Of the group, which a rank ends that is lost or does not send, as any receive from it would."""
+        """Return the group's error about a rank that is lost or does not send, as from a receive."""
         try:
             into = torch.empty(1, dtype=torch.uint8, device="cpu")
             work = dist.irecv(into, group=self._group, group_src=source)

@@ -24,8 +24,8 @@ from opensmd.modelparallel.runtime.messages.transport import Expect, as_bytes
 
 __all__ = ["MailboxTransport"]
 
-_LOOK_AGAIN = 20e-6  # seconds: a short wait is for less than waking up from a long one takes
-_AWAKE = 100e-6  # seconds: a wait of less looks all the time, as the shortest sleep may take as long
+_LOOK_AGAIN = 20e-6  # seconds: a short wait is shorter than waking up from a long one
+_AWAKE = 100e-6  # seconds: shorter waits poll, because the shortest sleep may take as long
 
 
 class MailboxTransport:
@@ -42,7 +42,7 @@ class MailboxTransport:
         self._mailbox.send(target, tag, tensor)
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
-        # By way of wait_any, which also hears that a rank has failed.
+        # Through wait_any, which also notices that a rank has failed.
         if not self._mailbox.ready(source, tag):
             self.wait_any([(source, tag)])
         return self._mailbox.receive(source, tag, count, dtype)
@@ -59,8 +59,8 @@ class MailboxTransport:
         return self._mailbox.receive_edge(received, source, tag, no_gradient_tag(tag))
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
-        data = as_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # nobody else reaches the memory
-        # The size first: a receiver must say how much it takes.
+        data = as_bytes(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # nothing else can reach the memory
+        # The size first, because a receiver must know it in advance.
         self._mailbox.send(target, tag, torch.tensor([data.numel()], device="cpu"))
         self._mailbox.send(target, tag, data)
 

@@ -1,11 +1,11 @@
-"""What a message between the ranks of a pipeline is known by: its sender, and a tag that both ends compute.
+"""What identifies a message between the ranks of a pipeline: its sender, and a tag that both ends compute.
 
-A tag has the kind of the message, the microbatch, the number of the intercepted call, and a few bits of a
-check::
+A tag consists of the kind of the message, the microbatch, the number of the intercepted call, and a few check
+bits::
 
     kind | microbatch, 10 bits | number, 16 bits | check, 10 bits
 
-All of them follow from the program, which all ranks run alike, so that nobody asks what a message is.
+All of these follow from the program, which all ranks run alike, so nobody needs to ask what a message is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Kind:
 
 
 def make_tag(kind: int, microbatch: int, number: int, check: int = 0) -> int:
-    """A tag of 39 bits. Numbers may wrap around: messages with one tag keep their order."""
+    """Return a tag of 39 bits. Numbers may wrap around, because messages with the same tag stay in order."""
     tag = kind << _MICROBATCH_BITS | (microbatch & ((1 << _MICROBATCH_BITS) - 1))
     tag = tag << _NUMBER_BITS | (number & ((1 << _NUMBER_BITS) - 1))
     return tag << _CHECK_BITS | (check & ((1 << _CHECK_BITS) - 1))
@@ -50,30 +50,30 @@ _GRADIENT_TO_NONE = make_tag(Kind.NO_GRADIENT, 0, 0) - make_tag(Kind.GRADIENT, 0
 
 
 def gradient_tag(tag: int) -> int:
-    """The tag of the gradient of what has the tag of kind TENSOR."""
+    """Return the tag of the gradient of a message of kind TENSOR."""
     return tag + _TENSOR_TO_GRADIENT
 
 
 def gradient_messages(source: int, tag: int) -> list[Message]:
-    """The two messages of which one tells of a gradient."""
+    """Return the two messages of which one brings a gradient."""
     return [(source, tag), (source, no_gradient_tag(tag))]
 
 
 def no_gradient_tag(tag: int) -> int:
-    """The tag of the message that there is no gradient, in the place of the gradient's own ``tag``."""
+    """Return the tag of the "no gradient" message that replaces the gradient with ``tag``."""
     return tag + _GRADIENT_TO_NONE
 
 
 def short_tag(tag: int) -> int:
-    """Tags have 29 bits between hosts, of which the last two are not for all; torch's have 31.
+    """Shorten a tag to the 29 bits available between hosts, except two reserved values; torch's have 31.
 
-    Messages of one tag keep their order, so tags may coincide.
+    Messages with the same tag stay in order, so tags may coincide.
     """
     return tag % ((1 << 29) - 3)
 
 
 class SentTensor(NamedTuple):
-    """A tensor or gradient that has left: when (``time.perf_counter_ns()``), to which rank, of whom."""
+    """A sent tensor or gradient: when (``time.perf_counter_ns()``), to which rank, and whose."""
 
     at_ns: int
     target: int
@@ -81,7 +81,7 @@ class SentTensor(NamedTuple):
 
 
 def sent_tensors(sent: Iterable[tuple[int, int, int]]) -> list[SentTensor]:
-    """Those of the messages, as (time, target, tag), that carry tensors and gradients."""
+    """Select the messages (time, target, tag) that carry tensors and gradients."""
     tensors = []
     for at, target, tag in sent:
         of_kind, microbatch = divmod(tag >> (_NUMBER_BITS + _CHECK_BITS), 1 << _MICROBATCH_BITS)

@@ -1,4 +1,4 @@
-"""Which of the transports serves a pipeline."""
+"""Choosing a pipeline's transport."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["open_transport"]
 
 
 def open_transport(group: dist.ProcessGroup, device: torch.device) -> Transport:
-    """The transport for tensors on ``device`` among the ranks of ``group``."""
+    """Return the transport for tensors on ``device`` among the ranks of ``group``."""
     if device.type == "cpu" and has_mailbox(group):
         return MailboxTransport(group)
     if device.type == "cpu" and spans_hosts(group):

@@ -1,4 +1,4 @@
-"""What a rank is sending through a process group: kept until it has left, and remembered for a chart."""
+"""What a rank is sending through a process group: kept until sent, and remembered for charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEMBERED = 4096  # messages, for a chart of the latest step
 
 
 class Outbox:
-    """The sends of one rank; their memory must stay as it is until they have left."""
+    """The sends of one rank, whose memory must not change until they have left."""
 
     def __init__(self) -> None:
         self._leaving: deque[tuple[dist.Work, Tensor]] = deque()
@@ -26,15 +26,15 @@ class Outbox:
         return len(self._leaving)
 
     def add(self, work: dist.Work | None, data: Tensor) -> None:
-        """``work`` sends ``data``, which is kept until then; what has left is let go."""
+        """Keep ``data`` until ``work`` has sent it; release what has left."""
         assert work is not None  # this rank is in the group
-        # Steps that change nothing in place never flush, and would keep all that they have ever sent.
+        # Steps that change nothing in place never flush, and would otherwise keep everything they ever sent.
         while self._leaving and self._leaving[0][0].is_completed():
             self._leaving.popleft()
         self._leaving.append((work, data))
 
     def note(self, target: int, tag: int) -> None:
-        """A tensor or gradient leaves now."""
+        """Note that a tensor or gradient leaves now."""
         self._sent.append((time.perf_counter_ns(), target, tag))
 
     def flush(self) -> None:
@@ -44,5 +44,5 @@ class Outbox:
             work.wait()
 
     def sent(self) -> list[SentTensor]:
-        """The latest tensors and gradients that have left, earliest first."""
+        """Return the latest sent tensors and gradients, earliest first."""
         return sent_tensors(self._sent)

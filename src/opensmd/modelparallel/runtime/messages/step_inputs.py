@@ -1,8 +1,8 @@
-"""A step's beginning: all ranks of a pipeline call the same function with the same arguments.
+"""The start of a step: making all ranks of a pipeline call the same function with the same arguments.
 
-Usually every rank loads the same batch, and comparing fingerprints is all there is to do. Where they differ,
-those of the first rank count, as in the original, where the others may pass empty tensors. Tensors that are
-not empty, and other than the first rank's, are most likely a mistake, which is said.
+Usually every rank loads the same batch, and comparing fingerprints is enough. If batches differ, the first
+rank's counts, as in the original, where the others may pass empty tensors. Nonempty tensors that differ from
+the first rank's are most likely a mistake, so they cause a warning.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from opensmd.modelparallel.runtime.tensors.structure import Arguments
 
 __all__ = ["agreed_inputs", "fingerprint"]
 
-_LINE_BYTES, _LINES = 64, 1024  # the size of a cache line, and how many are read of a large tensor
-# whose bytes numpy gives at once
+_LINE_BYTES, _LINES = 64, 1024  # the size of a cache line, and how many are read from a large tensor
+# dtypes that NumPy can view as bytes
 _NUMPY = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool})
 
 
@@ -40,27 +40,28 @@ def agreed_inputs(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> Arguments:
-    """The arguments of the step ``function`` that all ranks of ``group`` go on with.
+    """Return the arguments of the step ``function`` with which all ranks of ``group`` continue.
 
-    Objects that are neither tensors nor plain values nor containers of them stay each rank's own. ``device``
-    is where small tensors must be for the group to carry them.
+    Objects other than tensors, plain values and containers of these stay each rank's own. ``device`` is where
+    small tensors must be for the group to carry them.
 
     Raises:
-        SMPError: the ranks called different functions, or some of them without gradients.
+        SMPError: the ranks called different functions, or only some of them without gradients.
         RuntimeError: a rank did not come within the group's timeout.
     """
     leaves = structure.tensors_in((args, kwargs))
     program = _program(function)
-    # Three numbers in one collective, as this is the price of every step.
+    # Three numbers in one collective, because every step pays for this.
     mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves)])
     numbers = gathered_vectors(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
-    # Said before anything is sent: ranks in different functions would wait for messages that never come.
+    # Raised before anything is sent: ranks in different functions would wait for messages that never come.
     if len(set(numbers[::3])) > 1:
         _refuse_different(program, group)
     forms, data = set(numbers[1::3]), set(numbers[2::3])
     if len(forms) == len(data) == 1:
         return args, kwargs
-    # Empty tensors on later ranks have another form and are meant so; other data of the same form are not.
+    # Empty tensors on later ranks have another shape and are intended; different data of the same shape is
+    # not.
     if len(forms) == 1:
         warnings.warn(
             "the ranks of a pipeline called the step with different data of the same shapes; the data of the "
@@ -72,7 +73,7 @@ def agreed_inputs(
 
 
 def _program(function: Callable[..., Any]) -> tuple[str, str]:
-    """What a rank is about to run, in words."""
+    """Describe what a rank is about to run."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if torch.is_inference_mode_enabled():
         return name, " in inference mode"
@@ -101,10 +102,10 @@ def _hash(form: Any) -> int:
 
 
 def _shape(value: Any) -> Any:
-    """The argument without data."""
+    """Return the argument without data."""
     if isinstance(value, Tensor):
         parts = () if is_one_piece(value) else tuple(map(_shape, pieces_of(value)))
-        # What is made of others may have a shape that each process names in its own way.
+        # The shape of a composite tensor may be named differently in each process.
         return (parts or tuple(value.shape), value.dtype, value.device.type)
     if isinstance(value, (str, int, float, bool, type(None), torch.dtype)):
         return repr(value)
@@ -116,10 +117,10 @@ def _shape(value: Any) -> Any:
 
 
 def fingerprint(leaves: Sequence[Tensor]) -> int:
-    """A checksum of the elements of tensors; of those over 64 KiB, of evenly spaced pieces alone.
+    """Return a checksum of tensors' elements; for those over 64 KiB, only of evenly spaced pieces.
 
-    Reading everything would take as long as a small stage. The pieces are in every sample of a batch of up to
-    1024.
+    Reading everything would take as long as a small stage. For batches of up to 1024 samples, every sample
+    has a piece.
     """
     found = 0
     for leaf in leaves:
@@ -129,7 +130,7 @@ def fingerprint(leaves: Sequence[Tensor]) -> int:
         if leaf.is_cpu and leaf.dtype in _NUMPY and leaf.nbytes <= _LINES * _LINE_BYTES:
             found = zlib.crc32(leaf.contiguous().numpy(force=True).data, found)
             continue
-        # numpy has no bfloat16; as bytes it does not matter.
+        # NumPy has no bfloat16, which does not matter for bytes.
         raw = sendable(leaf).view(-1).view(torch.uint8)
         if raw.numel() > _LINES * _LINE_BYTES:
             raw = _pieces(raw)
@@ -144,7 +145,7 @@ def _pieces(raw: Tensor) -> Tensor:
 
 
 class _Announced(NamedTuple):
-    """The first rank's arguments without the data of their tensors, which follows.
+    """The first rank's arguments without their tensors' data, which follows.
 
     Attributes:
         positional, named: each argument; None for what stays every rank's own.
@@ -159,17 +160,17 @@ class _Announced(NamedTuple):
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> _Announced:
-        """What to announce; the tensors are appended to ``tensors``."""
+        """Return what to announce; tensors are appended to ``tensors``."""
         positional = [_dumped(each, tensors) for each in args]
         named = {name: _dumped(each, tensors) for name, each in kwargs.items()}
         shapes = [(tuple(each.shape), each.dtype, each.device.type) for each in tensors]
         return cls(positional, named, shapes, _forms(args, kwargs))
 
     def with_data(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Arguments:
-        """The arguments with these tensors; ``args`` and ``kwargs`` are this rank's own.
+        """Return the arguments with these tensors; ``args`` and ``kwargs`` are this rank's own.
 
         Raises:
-            ValueError: this rank has none in the place of one that stays every rank's own.
+            ValueError: this rank lacks an argument that stays every rank's own.
         """
         if any(each is None for each in self.positional[len(args) :]):
             raise ValueError(
@@ -208,16 +209,16 @@ def _first_rank_arguments(
         tensors = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind in announced.tensors]
     for tensor in tensors:
         data = sendable(tensor)
-        data = data.to(device) if data.is_cpu else data  # which NCCL alone cannot carry
+        data = data.to(device) if data.is_cpu else data  # NCCL cannot carry CPU tensors
         dist.broadcast(data, group=group, group_src=0)
-        # What was sent in another layout, dtype or place has come into a copy.
+        # What was sent from another layout, dtype or device has come into a copy.
         if not is_first and data is not tensor:
             tensor.copy_(data)
     return (args, kwargs) if is_first else announced.with_data(args, kwargs, tensors)
 
 
 def _forms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torch.Size]]:
-    """The shapes of the tensors in each argument."""
+    """Return the shapes of the tensors in each argument."""
     named = {f"argument {place + 1}": value for place, value in enumerate(args)}
     named.update({f"argument {name!r}": value for name, value in kwargs.items()})
     return {name: [leaf.shape for leaf in structure.tensors_in(value)] for name, value in named.items()}
@@ -238,7 +239,7 @@ def _warn_of_other_forms(mine: dict[str, list[torch.Size]], first: dict[str, lis
 
 
 def _dumped(argument: Any, tensors: list[Tensor]) -> bytes | None:
-    """None for what stays each rank's own."""
+    """Pickle an argument; return None for what stays each rank's own."""
     opaque: list[Any] = []
     structure.opaque_objects(argument, opaque)
     if opaque or isinstance(argument, nn.Module) or (callable(argument) and not isinstance(argument, Tensor)):

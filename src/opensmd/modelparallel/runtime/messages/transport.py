@@ -1,6 +1,6 @@
 """Messages between the ranks of one pipeline: tensors, gradients or their absence, and small objects.
 
-Sending never waits for the receiver. Three ways lead from rank to rank, all of one form:
+Sending never waits for the receiver. There are three implementations of one interface:
 
 ===================  =============================================================================
 MailboxTransport     smddp's shared memory, between ranks of one host
@@ -26,7 +26,7 @@ Expect = Callable[[], None]
 
 
 class Transport(Protocol):
-    """One rank's end of a pipeline's messages. Ranks are the pipeline group's."""
+    """One rank's end of a pipeline's messages. Ranks are those of the pipeline group."""
 
     ordered: bool
 
@@ -34,21 +34,21 @@ class Transport(Protocol):
         """Send the data of ``tensor``, which must not change before :meth:`flush`."""
 
     def receive(self, source: int, tag: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Wait for ``count`` numbers; a vector."""
+        """Wait for ``count`` elements; return a vector."""
 
     def take(
         self, source: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
     ) -> Tensor | None:
-        """A tensor that has come, with these strides (none: contiguous); None if it has not."""
+        """Return a received tensor with these strides (none: contiguous); None if it has not come."""
 
     def send_edge(self, sent: Tensor, target: int, tag: int, expect: Expect) -> Tensor:
-        """The token of a sent tensor, which backward begins at: then a gradient comes, or that there is none.
+        """Return the token of a sent tensor, where backward starts, with a gradient or without one.
 
         ``tag`` is of kind GRADIENT. Backward calls ``expect`` before it waits for the gradient.
         """
 
     def receive_edge(self, received: Tensor, source: int, tag: int) -> tuple[Tensor, Tensor]:
-        """A received tensor as part of the graph, and its token; its gradient goes back with ``tag``."""
+        """Return a received tensor in the graph, and its token; its gradient goes back with ``tag``."""
 
     def send_object(self, target: int, tag: int, value: Any) -> None:
         """Send a small picklable object."""
@@ -57,36 +57,36 @@ class Transport(Protocol):
         """Wait for an object."""
 
     def ready(self, message: Message) -> bool:
-        """Whether a message has come; ordered transports cannot know and say True."""
+        """Whether a message has come; ordered transports cannot know, and return True."""
 
     def wait_any(self, messages: Sequence[Message]) -> int:
-        """Wait until one of the messages has come, and say which."""
+        """Wait until one of the messages has come, and return it."""
 
     def comes_within(self, messages: Sequence[Message], seconds: float) -> bool:
-        """Wait at most so long until one of the messages has come, and say whether it has."""
+        """Wait at most so long for one of the messages, and return whether one has come."""
 
     def flush(self) -> None:
         """Wait until everything sent may be changed."""
 
     def sent(self) -> list[SentTensor]:
-        """The latest tensors and gradients that have left, some thousands, earliest first."""
+        """Return the latest few thousand sent tensors and gradients, earliest first."""
 
     def require_no_abort(self) -> None:
         """Raise PeerFailed if a rank has announced that it failed; ordered transports cannot know."""
 
     def close(self) -> None:
-        """Take leave of the others: nothing is sent or received any more."""
+        """Say goodbye to the others; nothing is sent or received any more."""
 
 
 def abort(transport: Transport, ranks: Sequence[int], text: str) -> None:
-    """Tell the others that this rank has failed, as far as they can still be told."""
+    """Tell the others that this rank has failed, if they can still be reached."""
     if transport.ordered:
-        return  # they may be waiting for anything; the group's timeout ends them
+        return  # they may be waiting for anything; the group's timeout ends that
     for rank in ranks:
         with contextlib.suppress(RuntimeError):
             transport.send_object(rank, ABORT, text)
 
 
 def as_bytes(data: bytes) -> Tensor:
-    """Memory of its own, which nobody else reaches."""
+    """Return a copy in its own memory, which nothing else can reach."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

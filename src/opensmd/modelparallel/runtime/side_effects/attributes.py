@@ -1,8 +1,8 @@
-"""What a model keeps in attributes and buffers of its modules, for another part of the microbatch.
+"""What a model keeps in module attributes and buffers for another part of the microbatch.
 
-The losses of a mixture of experts on its routers, a weight that a hook makes before each call, the length of
-this batch's longest sequence: plain PyTorch is done with one microbatch before the next one writes there.
-Here they take turns. So each finds what it has itself put there last, or else what the nearest one before it
+Examples are losses on a mixture's routers, a weight that a hook computes before each call, or the length of
+the batch's longest sequence. In plain PyTorch, one microbatch has finished before the next one writes there.
+Here they take turns. So each sees what it has put there last itself, or else what the nearest earlier one
 has.
 """
 
@@ -24,11 +24,11 @@ from opensmd.modelparallel.runtime.tensors.tags import tags_of
 
 __all__ = ["AttributesPerMicrobatch", "Places"]
 
-_BEFORE = -1  # all microbatches of the step
+_BEFORE = -1  # before all microbatches of the step
 
 
 class Places:
-    """Where the modules of a model keep what steps set anew, beside parameters.
+    """The slots of a model's modules that steps set, besides parameters.
 
     Args:
         module: the model.
@@ -41,44 +41,44 @@ class Places:
         self.slots: list[Slot] = []
         self.parameters = ReplacedParameters(self.modules)
         self.containers = ContainerSlots(self.modules)
-        self.calls = -1  # so many had been new up to the end of the latest step
+        self.calls = -1  # the number of new calls up to the end of the latest step
 
 
 class AttributesPerMicrobatch:
     """The attributes of the microbatches of one step.
 
     Args:
-        places: where they are, as far as earlier steps know.
+        places: where they are, as far as earlier steps have found.
         context: what the microbatches have in common.
-        alone: there is one microbatch, and nothing to do.
+        alone: whether there is only one microbatch, and so nothing to do.
     """
 
     def __init__(self, places: Places, context: PipelineContext, *, alone: bool) -> None:
         self._places = places
         self._context = context
         self._modules: Collection[nn.Module] = () if alone else places.modules
-        # Every module in every step, and most have no buffers.
+        # This visits every module in every step, and most have no buffers.
         self._initial = {
             module: (module.__dict__.copy(), buffers_of(module) if module._buffers else {})
             for module in self._modules
         }
-        self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has put them there
-        # Containers that a microbatch has begun to fill: it goes on with them, whatever others put there.
+        self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has set them
+        # Containers that a microbatch has started to fill: it continues with them, whatever others set.
         self._filled: dict[Slot, dict[int, Any]] = {}
         self._begun: set[int] = set()
-        self._through: set[int] = set()  # their forwards
+        self._through: set[int] = set()  # those that have completed their forwards
         self._ended: set[int] = set()
-        self._first = 0  # of those that have not ended
+        self._first = 0  # the first that has not ended
         self._contents = ContentsPerMicrobatch(
             ContainerSlots() if alone else places.containers, self._begun, self._through
         )
         self._parameters = ParametersPerMicrobatch(ReplacedParameters() if alone else places.parameters)
         for slot in () if alone else places.slots:
             self._add(slot)
-        self._swaps = self._has_any()  # most models keep nothing, and every turn passes here
+        self._swaps = self._has_any()  # most models keep nothing, and every turn comes here
 
     def begin(self, microbatch: int) -> None:
-        """A microbatch begins, or goes on after others have."""
+        """Start or resume a microbatch."""
         self._begun.add(microbatch)
         if not self._swaps:
             return
@@ -88,16 +88,16 @@ class AttributesPerMicrobatch:
         self._parameters.begin(microbatch)
 
     def suspend(self, microbatch: int, *, through: bool) -> None:
-        """The microbatch lets others go on; ``through`` its forward or not.
+        """Suspend a microbatch; ``through``: whether its forward is complete.
 
         Raises:
-            SMPError: it has put something new where a later one has already used what was there before.
+            SMPError: it has set something that a later one has already read.
         """
-        # New attributes come with calls that were never seen; after the first steps nobody looks any more.
+        # New attributes come with new calls; after the first steps, the search is skipped.
         look = bool(self._modules) and self._context.calls.new != self._places.calls
         if through:
             self._through.add(microbatch)
-        # Others shall not find what functional_call has put in the place of parameters, however often it was.
+        # Others must never see what functional_call has put in place of parameters.
         replaced = self._context.replacing > 0
         if not (look or replaced or self._swaps):
             return
@@ -105,13 +105,13 @@ class AttributesPerMicrobatch:
             self._look()
         for slot, values in self._values.items():
             value, before = slot.value, self._found(slot, microbatch)
-            # By identity: a tensor that was changed in place is a buffer's business or the user's error.
+            # By identity: in-place changes concern buffers, or are the user's error.
             if value is not before:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
                 values[microbatch] = value
                 self._filled.get(slot, {}).pop(microbatch, None)
                 self._contents.is_new(slot, value, before)
-        # Given with the call: kept there, the two would refer to each other, and wait for the collector.
+        # Passed with the call: stored, the two would form a reference cycle and wait for the collector.
         for slot, container in self._contents.suspend(microbatch, self._require_not_borrowed, look=look):
             if slot.value is container:
                 self._filled.setdefault(slot, {})[microbatch] = container
@@ -119,10 +119,10 @@ class AttributesPerMicrobatch:
         self._swaps = self._has_any()
 
     def end(self, microbatch: int) -> None:
-        """The microbatch has ended; see :meth:`suspend`."""
+        """End a microbatch; see :meth:`suspend`."""
         self.suspend(microbatch, through=True)
         self._ended.add(microbatch)
-        # They may end out of order, and an open one still needs what those before it have left.
+        # They may end out of order, and an open one still needs what earlier ones have left.
         while self._first in self._ended:
             self._first += 1
         if not self._swaps:
@@ -133,16 +133,16 @@ class AttributesPerMicrobatch:
         self._parameters.end(microbatch)
 
     def is_set(self, slot: Slot) -> None:
-        """Something new was put there."""
+        """Note that a slot was set."""
         if self._modules and slot not in self._values:
             self._places.slots.append(slot)
             self._add(slot)
             self._swaps = True
 
     def end_step(self) -> None:
-        """Leave what the last microbatch has put there."""
+        """Leave what the last microbatch has set."""
         self._places.calls = self._context.calls.new
-        # The highest microbatch is the one that plain PyTorch would have run last.
+        # Plain PyTorch would have run the highest microbatch last.
         for slot, values in self._values.items():
             slot.put(values[max(values)])
         self._contents.end_step()
@@ -152,7 +152,7 @@ class AttributesPerMicrobatch:
         return bool(self._values or self._contents or self._parameters)
 
     def _look(self) -> None:
-        """Find further places."""
+        """Find further slots."""
         for module in self._modules:
             for slot, value in slots_of(module):
                 if slot not in self._values and value is not self._before(slot) and _is_own(value):
@@ -162,16 +162,16 @@ class AttributesPerMicrobatch:
         self._values[slot] = {_BEFORE: self._before(slot)}
 
     def _before(self, slot: Slot) -> Any:
-        """What was there when the step began."""
+        """Return the value from the start of the step."""
         return self._initial[slot.module][slot.is_buffer].get(slot.name, ABSENT)
 
     def _found(self, slot: Slot, microbatch: int) -> Any:
-        """What a microbatch finds there."""
+        """Return what a microbatch sees in a slot."""
         filled = self._filled.get(slot, {})
         return filled[microbatch] if microbatch in filled else _nearest(self._values[slot], microbatch)
 
     def _forget(self, slot: Slot, values: dict[int, Any]) -> None:
-        """Drop what was put by microbatches before the first that has not ended, but for the last of them."""
+        """Drop values of microbatches before the first unfinished one, except the last of them."""
         filled = self._filled.get(slot, {})
         for number in [number for number in filled if number < self._first]:
             del filled[number]
@@ -182,7 +182,7 @@ class AttributesPerMicrobatch:
 
     def _require_not_borrowed(self, slot: Slot, microbatch: int, before: list[Tensor]) -> None:
         if slot.is_buffer or self._context.borrowed.isdisjoint(tags_of(before)):
-            return  # who reads a buffer has waited for those before (``buffers.py``)
+            return  # readers of buffers have waited for earlier ones (``buffers.py``)
         name = f"{self._places.modules[slot.module]}.{slot.name}".lstrip(".")
         raise SMPError(
             f"microbatch {microbatch} has changed {name!r} after a later microbatch had used what was there "
@@ -193,17 +193,17 @@ class AttributesPerMicrobatch:
 
 
 def _nearest(values: dict[int, Any], microbatch: int) -> Any:
-    """What a microbatch finds: its own, or that of the nearest one before."""
+    """Return a microbatch's own value, or that of the nearest earlier one."""
     if microbatch in values:
         return values[microbatch]
     return values[max([number for number in values if number < microbatch])]
 
 
 def _is_own(value: Any) -> bool:
-    """Whether it is one microbatch's own: there are tensors in it, or may soon be, or it is noted for later.
+    """Whether a value belongs to one microbatch: it has or may soon have tensors, or is noted for later.
 
-    Functions are put in the places of others for a while, as PEFT does for generating. What says that
-    something has been made once and for all (a flag, a handle) is everybody's.
+    So are functions, which may replace others for a while, as PEFT does for generating. Values that mark
+    something done once for all (a flag, a handle) belong to all.
     """
     if isinstance(value, FunctionType | MethodType) or (isinstance(value, (list, dict)) and not value):
         return True
@@ -211,7 +211,7 @@ def _is_own(value: Any) -> bool:
 
 
 def _is_noted(value: Any) -> bool:
-    """Whether this is a number or text, or a tuple of them."""
+    """Whether this is a number or string, or a tuple of them."""
     if isinstance(value, tuple):
         return bool(value) and all(map(_is_noted, value))
     return isinstance(value, (int, float, complex, str)) and not isinstance(value, bool)

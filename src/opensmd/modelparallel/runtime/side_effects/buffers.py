@@ -1,14 +1,15 @@
-"""Buffers of modules that are run piece by piece: microbatches read and change them in their order.
+"""Buffers of modules that run piece by piece: microbatches read and change them in order.
 
-Moving averages, codebooks and running norms go from one microbatch to the next. Here the next one begins
-while the one before still waits for other ranks. So whoever reads a buffer that steps change waits first
-until all before have been through their forwards on this rank; and as every rank waits alike, all read the
-same.
+Moving averages, codebooks and running norms pass from one microbatch to the next. Here the next one starts
+while the previous one still waits for other ranks. So before a microbatch reads a buffer that steps change,
+it waits until all earlier ones have completed their forwards on this rank. Every rank waits alike, so all
+read the same.
 
     microbatch 0    h = first(x)    self.mean = 0.9 * self.mean + 0.1 * h.mean()
     microbatch 1    h = first(x)      (waits)                                      reads self.mean
 
-A buffer that steps only read costs nothing: the first step in each mode waits at all buffers, and knows then.
+A buffer that steps only read costs nothing: the first step in each mode waits at all buffers, and learns
+which these are.
 """
 
 from __future__ import annotations
@@ -32,34 +33,34 @@ Mode = tuple[bool, bool]  # training, and with gradients
 
 
 class Running(Protocol):
-    """The calls of the microbatch that runs."""
+    """The calls of the running microbatch."""
 
     microbatch: Microbatch
 
     def settle(self) -> None:
-        """Run a backward that it has deferred."""
+        """Run its deferred backward."""
 
     def wait_for_earlier(self) -> None:
-        """Let all earlier ones go through their forwards first."""
+        """Let all earlier ones complete their forwards first."""
 
 
 class AnyThread(Protocol):
-    """Any thread, as the one that asks sees itself."""
+    """The calling thread, whichever that is."""
 
     @property
     def run(self) -> Running | None:
-        """The microbatch of the calling thread, if it runs one piece by piece."""
+        """The calling thread's microbatch, if it runs one piece by piece."""
 
 
 class StepAttributes(Protocol):
     """What each microbatch of a step has in its modules."""
 
     def is_set(self, slot: Slot) -> None:
-        """A buffer is set anew."""
+        """Note that a buffer is set."""
 
 
 class OrderedBuffers:
-    """What is known of the buffers of split modules, and the order of the step under way.
+    """What is known about the buffers of split modules, and the order of the current step.
 
     Args:
         modules: the split modules by name.
@@ -67,10 +68,10 @@ class OrderedBuffers:
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         self._names = {module: name for name, module in modules.items() if module._buffers}
-        # Their addresses are what tells replicated memory, so nothing else may get them.
+        # Kept alive: replicated memory is recognized by address, so nothing else may get it.
         self._kept = [buffer.untyped_storage() for buffer in self._present()]
         self._only_read: set[tuple[Slot, Mode]] = set()
-        self._step: _OrderOfStep | None = None  # None also where nothing has an order
+        self._step: _OrderOfStep | None = None  # None also if nothing needs an order
 
     def ordered(
         self, thread: AnyThread, attributes: StepAttributes, *, alone: bool
@@ -78,9 +79,9 @@ class OrderedBuffers:
         """Keep the order for one step.
 
         Args:
-            thread: whichever calls.
-            attributes: of the step.
-            alone: there is one microbatch, and nothing to do.
+            thread: the calling one.
+            attributes: those of the step.
+            alone: whether there is only one microbatch, and so nothing to do.
         """
         nothing = alone or not self._names
         return contextlib.nullcontext() if nothing else self._ordered(thread, attributes)
@@ -90,13 +91,14 @@ class OrderedBuffers:
         self._step = step = _OrderOfStep(self._names, self._only_read, thread, attributes)
         plain = {module: module._buffers for module in self._names}
         for module, buffers in plain.items():
-            # Reading an attribute cannot be hooked, but nn.Module looks buffers up in this dict.
+            # Attribute reads cannot be hooked, but nn.Module looks buffers up in this dict.
             module.__dict__["_buffers"] = _Watched(buffers, module, step)
         try:
             yield
         finally:
             for module, buffers in plain.items():
-                # Others hold the plain dict (a state dict under way): it must be the same object again.
+                # Others may hold the plain dict (a state dict in progress), so the same object must come
+                # back.
                 now = buffers_of(module)
                 buffers.clear()
                 buffers.update(now)
@@ -105,7 +107,7 @@ class OrderedBuffers:
             self._step = None
 
     def written(self, tensor: Tensor) -> None:
-        """The running microbatch writes into ``tensor``, which may be a buffer of these."""
+        """Note that the running microbatch writes into ``tensor``, which may be one of the buffers."""
         if self._step is not None:
             self._step.written(tensor)
 
@@ -115,13 +117,13 @@ class OrderedBuffers:
 
 
 class _OrderOfStep:
-    """Who has read which buffer in a step of several microbatches.
+    """Which microbatch has read which buffer in a step.
 
     Args:
-        names: of the modules.
-        only_read: buffers that steps have only read, in each mode; learns from this step.
-        thread: whichever calls.
-        attributes: of the step.
+        names: the modules' names.
+        only_read: buffers that steps only read, in each mode; learns from this step.
+        thread: the calling one.
+        attributes: those of the step.
     """
 
     def __init__(
@@ -134,16 +136,16 @@ class _OrderOfStep:
         self._names, self._only_read = names, only_read
         self._thread, self._attributes = thread, attributes
         self._changed: set[Slot] = set()
-        self._readers: dict[Slot, int] = {}  # the last microbatch
+        self._readers: dict[Slot, int] = {}  # the latest microbatch
         self._modes: set[tuple[Slot, Mode]] = set()
 
     def end(self) -> None:
         """Remember what the step has only read."""
-        # Only what a whole step has not changed: a change in its last microbatch would come too late.
+        # Only after a whole step, in which even the last microbatch has changed nothing.
         self._only_read |= {(slot, mode) for slot, mode in self._modes if slot not in self._changed}
 
     def written(self, tensor: Tensor) -> None:
-        """The running microbatch writes into ``tensor``, which may be one of the buffers."""
+        """Note that the running microbatch writes into ``tensor``, which may be one of the buffers."""
         if self._readers and (run := self._thread.run) and tensor.layout is torch.strided:
             memory = tensor.untyped_storage()._cdata
             for slot in self._readers:
@@ -152,7 +154,7 @@ class _OrderOfStep:
                     self._change(slot, run)
 
     def read(self, slot: Slot) -> None:
-        """The running microbatch is about to read a buffer."""
+        """Prepare for the running microbatch's read of a buffer."""
         run = self._thread.run
         if run is None:
             return
@@ -162,11 +164,11 @@ class _OrderOfStep:
         if mode not in self._only_read:
             run.settle()
             run.wait_for_earlier()
-        # The latest reader decides: a change by anybody before it comes too late.
+        # The latest reader decides: a change by any earlier microbatch comes too late.
         self._readers[slot] = max(run.microbatch.index, self._readers.get(slot, 0))
 
     def set(self, slot: Slot) -> None:
-        """The running microbatch is about to set a buffer anew."""
+        """Prepare for the running microbatch's setting of a buffer."""
         run = self._thread.run
         if run is not None:
             self._change(slot, run)
@@ -188,7 +190,7 @@ class _OrderOfStep:
 
 
 class _Watched(dict[str, Any]):
-    """A module's buffers during a step: ``self.mean`` and ``self.mean = ...`` are seen."""
+    """A module's buffers during a step, which notices ``self.mean`` and ``self.mean = ...``."""
 
     def __init__(self, buffers: dict[str, Any], module: nn.Module, order: _OrderOfStep) -> None:
         super().__init__(buffers)

@@ -1,8 +1,8 @@
 """Lists, mappings and dataclasses among a call's arguments, which the call may fill or empty.
 
-A dict of keys and values that layers share, a list to which each layer appends a loss. Where an argument's
-tensor had to be fetched, the call is given copies of these containers; and where it does not run, nothing is
-put into them. So what it has changed is announced, and put into the originals on every rank.
+Examples are a dict of keys and values that layers share, or a list to which each layer appends a loss. If a
+tensor argument had to be fetched, the call gets copies of these containers; and where the call does not run,
+nothing fills them. So changes are announced, and applied to the originals on every rank.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ Content = dict[Any, Any] | list[Any]
 
 
 class Containers:
-    """The containers in a call's arguments, and what else is in them.
+    """The containers in a call's arguments, and their contents.
 
     Args:
         arguments: (args, kwargs).
 
     Attributes:
-        containers: as they were found, whatever has been put into them since.
+        containers: those found at first, whatever has been put into them since.
     """
 
     def __init__(self, arguments: Any) -> None:
         self.containers: list[Any] = []
         self._others: list[Any] = []
-        # The tuple and the dict around the arguments are made for each call: no callee can fill them.
+        # The tuple and dict of the arguments themselves are new for each call: no callee can fill them.
         args, kwargs = arguments
         for argument in (*args, *kwargs.values()):
             self._collect(argument)
         self._before = list(map(content_of, self.containers))
 
     def changed(self, tensors: list[Tensor]) -> bytes:
-        """What has changed since, as :meth:`fill` takes it; empty if nothing has.
+        """Return what has changed since, in the form for :meth:`fill`; empty if nothing has.
 
-        Its tensors are added to ``tensors``. What cannot be pickled is not followed.
+        Tensors are added to ``tensors``. What cannot be pickled is ignored.
         """
         changed = {}
         for number, (container, before) in enumerate(zip(self.containers, self._before, strict=True)):
@@ -63,7 +63,7 @@ class Containers:
         return structure.dump(changed, tensors, self._known) if changed else b""
 
     def fill(self, contents: bytes, tensors: Sequence[Any]) -> None:
-        """Change these containers as those of other arguments of the same call were changed."""
+        """Apply the changes made to another rank's containers of the same call."""
         for number, content in structure.load(contents, tensors, self._known).items():
             set_content(self.containers[number], content)
 
@@ -83,22 +83,22 @@ class Containers:
         elif isinstance(value, Mapping):
             for inner in value.values():
                 self._collect(inner)
-        # Objects beside tensors are known to both ends by their place, so that they need not be pickled.
+        # Both ends know objects other than tensors by position, so these need not be pickled.
         elif not isinstance(value, Tensor) and not structure.is_plain(value):
             self._others.append(value)
 
 
-# By exact type: subclasses (a ModuleList's, a cache's) may do more than hold when they are filled.
+# By exact type: subclasses (in ModuleList, in caches) may do more than store when filled.
 _KINDS = frozenset({list, dict, OrderedDict, defaultdict, deque, set})
 
 
 def is_container(value: Any) -> bool:
-    """Whether this is a list, dict or set, no subclass with a life of its own."""
+    """Whether this is a list, dict or set, but not a subclass, which may have side effects."""
     return type(value) in _KINDS
 
 
 def containers_in(value: Any) -> list[Any]:
-    """The containers among ``value`` and what is in it, from the outermost, each once."""
+    """Return the containers in ``value``, outermost first, each once."""
     found: dict[int, Any] = {}
     _collect(value, found)
     return list(found.values())
@@ -113,7 +113,7 @@ def _collect(value: Any, found: dict[int, Any]) -> None:
 
 
 def content_of(container: Any) -> Content:
-    """What is in a list, mapping or dataclass now."""
+    """Return the current content of a list, mapping or dataclass."""
     if isinstance(container, (list, deque, set)):
         return list(container)
     if isinstance(container, Mapping):
@@ -123,7 +123,7 @@ def content_of(container: Any) -> Content:
 
 
 def set_content(container: Any, content: Any) -> None:
-    """Put ``content`` in the place of what is there."""
+    """Replace the content by ``content``."""
     if isinstance(container, list):
         container[:] = content
     elif isinstance(container, deque):
@@ -131,9 +131,9 @@ def set_content(container: Any, content: Any) -> None:
         container.extend(content)
     elif is_container(container):
         container.clear()
-        container.update(content)  # a dict's order, too
+        container.update(content)  # also restores a dict's order
     elif isinstance(container, MutableMapping):
-        # Of a mapping with a life of its own only what differs is touched: setting may have effects.
+        # In other mappings, only change what differs: setting may have side effects.
         for key in [key for key in container if key not in content]:
             del container[key]
         for key, value in content.items():
@@ -141,12 +141,12 @@ def set_content(container: Any, content: Any) -> None:
                 container[key] = value
     else:
         for name, value in content.items():
-            # Frozen dataclasses can hold lists that change, and be rebuilt.
+            # Even frozen dataclasses may hold changing lists, and be rebuilt.
             object.__setattr__(container, name, value)
 
 
 def added(first: Content, now: Content) -> Content | None:
-    """What was added to ``first``; None if something of it is gone or another."""
+    """Return what was added to ``first``; None if anything in it was removed or replaced."""
     if isinstance(first, dict) and isinstance(now, dict):
         if all(key in now and now[key] is value for key, value in first.items()):
             return {key: value for key, value in now.items() if key not in first}
@@ -156,14 +156,14 @@ def added(first: Content, now: Content) -> Content | None:
 
 
 def joined(content: Content, more: Content) -> Content:
-    """``content`` and then ``more``, which was added to something like it."""
+    """Return ``content`` followed by ``more``, which was added to something like it."""
     if isinstance(content, dict) and isinstance(more, dict):
         return {**content, **more}
     return [*content, *more]
 
 
 def same_content(before: Content, now: Content) -> bool:
-    """Whether two contents are the same objects, or equal numbers and texts, in the same order."""
+    """Whether two contents are the same objects, or equal numbers and strings, in the same order."""
     if isinstance(before, dict) and isinstance(now, dict):
         return list(before) == list(now) and all(map(_same_value, before.values(), now.values()))
     return len(before) == len(now) and all(map(_same_value, before, now))
@@ -172,5 +172,5 @@ def same_content(before: Content, now: Content) -> bool:
 def _same_value(before: Any, now: Any) -> bool:
     if before is now:
         return True
-    # Equal tensors are not the same: another object has another graph.
+    # Equal tensors are not the same: a different object has a different graph.
     return isinstance(now, (str, int, float)) and type(before) is type(now) and bool(before == now)

@@ -1,11 +1,11 @@
-"""Lists and dicts in attributes of modules, which forwards fill and clear: one content for each microbatch.
+"""Lists and dicts in module attributes, which forwards fill and clear: separate contents per microbatch.
 
-Auxiliary losses are collected so. The container stays the same object, as several modules may hold it; what
-is in it changes with the turns. A microbatch begins with what the last one that is through its forward has
-left. Of one that is not, nobody knows yet what it will leave: most clear what they have filled, so it counts
-as if it left what it has found. Only numbers in a dict, which are counters, go on from what is there. At the
-step's end there is what plain PyTorch would leave, as far as that can be known: everything in order where all
-have only added something, else what the last one has left.
+Auxiliary losses are collected this way. The container stays the same object, because several modules may hold
+it; its content changes with the turns. A microbatch starts with what the last one with a complete forward has
+left. What an unfinished one will leave is unknown; most clear what they have filled, so it counts as leaving
+what it found. Only numbers in a dict, which are counters, continue from the current content. At the end of
+the step, the content is what plain PyTorch would leave, as far as that can be known: all additions in order
+if microbatches have only added something, else what the last one has left.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
 __all__ = ["ContainerSlots", "ContentsPerMicrobatch"]
 
-# Whatever has more entries is a table (a vocabulary): no forward fills it, and copies would take time.
+# Anything with more entries is a table (a vocabulary) that no forward fills, and slow to copy.
 _MOST_ENTRIES = 1024
 _NOTED = frozenset({int, float, str})
 
 
 class ContainerSlots:
-    """Where the modules of a model have containers.
+    """Where a model's modules have containers.
 
     Args:
         modules: the model's.
 
     Attributes:
-        changed: those that steps change, as far as is known.
+        changed: those that steps are known to change.
     """
 
     def __init__(self, modules: Collection[nn.Module] = ()) -> None:
@@ -53,13 +53,13 @@ class ContainerSlots:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for containers that have come since."""
+        """Look for new containers."""
         self._slots = [
             slot for module in self._modules for slot, value in slots_of(module) if is_container(value)
         ]
 
     def containers(self) -> Iterator[tuple[Slot, Any]]:
-        """All containers there, and those in them."""
+        """Return all containers there, and those inside them."""
         for slot in self._slots:
             value = slot.value
             if is_container(value) and len(value) <= _MOST_ENTRIES:
@@ -72,8 +72,8 @@ class ContentsPerMicrobatch:
 
     Args:
         slots: where containers are.
-        begun: the microbatches that have begun; grows.
-        through: those that are through their forwards; grows.
+        begun: the microbatches that have started; grows.
+        through: those with complete forwards; grows.
     """
 
     def __init__(self, slots: ContainerSlots, begun: Collection[int], through: Collection[int]) -> None:
@@ -91,7 +91,7 @@ class ContentsPerMicrobatch:
         return bool(self._contents)
 
     def begin(self, microbatch: int) -> None:
-        """A microbatch begins, or goes on after others have."""
+        """Start or resume a microbatch."""
         for contents in self._contents.values():
             contents.show(microbatch, self._through)
 
@@ -102,12 +102,12 @@ class ContentsPerMicrobatch:
         *,
         look: bool,
     ) -> list[tuple[Slot, Any]]:
-        """The microbatch lets others go on.
+        """Suspend the microbatch.
 
         Args:
-            microbatch: which.
-            require_unused: raises for a slot of which a later microbatch has used these tensors.
-            look: it may have changed containers that no one has changed before.
+            microbatch: which one.
+            require_unused: raises for a slot whose tensors a later microbatch has used.
+            look: whether it may have changed containers that were never changed before.
 
         Returns:
             The containers that it has changed, and where they are.
@@ -126,13 +126,13 @@ class ContentsPerMicrobatch:
         return changed
 
     def is_new(self, slot: Slot, value: Any, before: Any) -> None:
-        """A microbatch has put this there, where it had found ``before``.
+        """Note that a microbatch has set a new value in place of ``before``.
 
-        A container in place of another was made from what there was, and is what the next one begins with
-        (``self.bank = [*self.bank, new][-8:]``). Where there was none, somebody needed one to fill.
+        One that replaces another was made from it, and is what the next microbatch starts with (``self.bank =
+        [*self.bank, new][-8:]``). If there was none before, it was created to be filled.
         """
         if is_container(value) and not value:
-            self._slots.changed.add(slot)  # to be filled, if not in this step
+            self._slots.changed.add(slot)  # to be filled, perhaps in a later step
         for container in containers_in(value):
             if is_container(before):
                 self._before.setdefault(id(container), (container, content_of(container)))
@@ -140,13 +140,13 @@ class ContentsPerMicrobatch:
                 self._add(slot, container)
 
     def forget(self, value: Any) -> None:
-        """No microbatch finds this any more."""
+        """Forget a slot that no microbatch sees any more."""
         for container in containers_in(value):
             self._contents.pop(id(container), None)
             self._before.pop(id(container), None)
 
     def end(self, until: int) -> None:
-        """All microbatches before ``until`` have ended."""
+        """Note that all microbatches before ``until`` have ended."""
         for contents in self._contents.values():
             contents.end(until)
 
@@ -174,22 +174,22 @@ class ContentsPerMicrobatch:
 
 
 class _Contents:
-    """What one container is for each microbatch."""
+    """One container's content for each microbatch."""
 
     def __init__(self, slot: Slot, container: Any, before: Content, begun: Collection[int] = ()) -> None:
         self.slot = slot
         self.container = container
         self._before = before
         self._now: dict[int, Content] = {}
-        self._first: dict[int, Content] = dict.fromkeys(begun, before)  # what each has begun with
-        self._left = before  # by those that have ended, as far as all before them have
-        self._next = 0  # to end
+        self._first: dict[int, Content] = dict.fromkeys(begun, before)  # what each started with
+        self._left = before  # left by the ended ones before the first unfinished one
+        self._next = 0  # the next to end
 
     def show(self, microbatch: int, through: Collection[int]) -> None:
-        """Put there what the microbatch has put there, or what it is to begin with.
+        """Show the microbatch its own content, or what it starts with.
 
-        That is settled once: it may have seen that nothing is there before an earlier one was through. Only
-        counters go on, until it counts itself.
+        The latter is fixed once: it may have seen an empty container before an earlier one was complete. Only
+        counters continue, until it counts itself.
         """
         first = self._first.get(microbatch)
         if microbatch not in self._now and (first is None or _counts(first)):
@@ -202,7 +202,7 @@ class _Contents:
         set_content(self.container, self._of(microbatch))
 
     def keep(self, microbatch: int) -> Content | None:
-        """Take what is there; what was there before, if something has changed."""
+        """Save the current content; return the previous one if something has changed."""
         before, now = self._of(microbatch), content_of(self.container)
         if same_content(before, now):
             return None
@@ -210,7 +210,7 @@ class _Contents:
         return before
 
     def end(self, until: int) -> None:
-        """All microbatches before ``until`` have ended; only the last one's content may be asked for."""
+        """Note that all microbatches before ``until`` have ended; then only the last one's content counts."""
         done = [number for number in sorted(self._now) if number < until]
         for microbatch in done:
             if microbatch >= self._next:
@@ -220,7 +220,7 @@ class _Contents:
         self._next = max(self._next, until)
 
     def left(self) -> Content:
-        """What there is after all of them."""
+        """Return the content after all of them."""
         self.end(max(self._now, default=-1) + 1)
         return self._left
 
@@ -230,19 +230,19 @@ class _Contents:
     def _after(self, microbatch: int) -> Content:
         first, now = self._first.pop(microbatch, self._before), self._now[microbatch]
         more = added(first, now)
-        # Losses to be trained by, in what was empty, are for one microbatch: it would have been cleared.
+        # Losses in an initially empty container are for one microbatch, which would have cleared it.
         if more is None or (not first and any(map(_trains, structure.tensors_in(now)))):
             return now
         return joined(self._left, more)
 
 
 def _computed(value: Any) -> list[Tensor]:
-    """The tensors of a value but parameters, which all microbatches share (an LSTM lists its own anew)."""
+    """Return a value's tensors except parameters, which microbatches share (an LSTM relists its own)."""
     return [tensor for tensor in structure.tensors_in(value) if not isinstance(tensor, nn.Parameter)]
 
 
 def _counts(content: Content) -> bool:
-    """Whether this is a dict of numbers and texts alone."""
+    """Whether this is a dict of only numbers and strings."""
     return (
         isinstance(content, dict) and bool(content) and all(type(each) in _NOTED for each in content.values())
     )

@@ -1,9 +1,9 @@
-"""What a call leaves outside its result: in objects and containers it was given, in attributes of its module.
+"""What a call leaves outside its result: in argument objects and containers, and in module attributes.
 
-A key-value cache that a decoder layer fills, an attribute that a module keeps for its parent: ranks on which
-the call does not run must see them too. The home compares before and after, and sends what has changed with
-its tensors taken out; the others put placeholders in. Of a tensor that all ranks have and the call has
-written into (a static cache's length), they get the numbers.
+Examples are a key-value cache that a decoder layer fills, or an attribute that a module keeps for its parent.
+Ranks on which the call does not run must see them, too. The home compares before and after, and sends the
+changes without tensors; the others insert placeholders. If the call has written into a tensor that all ranks
+have (a static cache's length), they get the data.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from opensmd.modelparallel.runtime.tensors.tags import tag_of
 __all__ = ["Effects", "apply"]
 
 Attributes = dict[tuple[str, str], Any]  # (submodule, attribute) -> value
-Inner = tuple[str, str, int]  # and the number of a container there
+Inner = tuple[str, str, int]  # and the number of a container in it
 
 
 class _Kept(NamedTuple):
-    """Something that was in a container before, by its key or place there."""
+    """Something that was in a container before, by key or index."""
 
     key: Any
 
 
 class _Filled(NamedTuple):
-    """What has become of a container: ``content`` was added, or is there now in place of what there was."""
+    """The change of a container: ``content`` was added, or replaces what was there."""
 
     content: Content
     is_added: bool
@@ -54,16 +54,16 @@ class Effects:
     """Watches one call at its home.
 
     Args:
-        arguments: its args and kwargs, as this rank holds them.
+        arguments: its args and kwargs on this rank.
         leaves: the tensors in them.
-        given: the args and kwargs that it really gets, with tensors of other ranks fetched.
-        real: the tensors in these, in the order of ``leaves``.
+        given: the args and kwargs that it actually gets, with tensors fetched from other ranks.
+        real: the tensors in ``given``, in the order of ``leaves``.
         owner: the module that runs, whose submodules' attributes are watched.
 
     Attributes:
-        counted: whether an attribute, or a dict in one, has another number than before; known after
-            :meth:`found`, as is the next.
-        carries_on: whether the next call may go on from what this one has left in an attribute.
+        counted: whether a number in an attribute, or in a dict in one, has changed; set by :meth:`found`,
+            like the next.
+        carries_on: whether the next call may continue from what this one has left in an attribute.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class Effects:
         owner: nn.Module | None,
     ) -> None:
         self._arguments = arguments
-        # With tensors of other ranks fetched into them, the containers are copies: the script's own must be
-        # filled, too.
+        # With fetched tensors in them, the containers are copies: the script's own must be filled, too.
         self._copied = any(one is not other for one, other in zip(arguments, given, strict=True))
         self._containers = Containers(given)
         self._own = Containers(arguments) if self._copied else self._containers
@@ -85,10 +84,9 @@ class Effects:
         self._objects = _objects(arguments)
         self._owner = owner if isinstance(owner, nn.Module) else None
         self._held: list[Tensor] = list(leaves)
-        # Pickled, because an object's state can be changed at any depth; what cannot be pickled is not
-        # followed.
+        # Pickled, because an object's state may change at any depth; what cannot be pickled is ignored.
         self._before = [structure.dump_if_possible(item, self._held) for item in self._objects]
-        # What the objects hold that is on all ranks: a counter that the call adds to in place.
+        # What the objects hold that is on all ranks, such as a counter that the call increments in place.
         self._replicated = {
             number: (tensor, version_of(tensor))
             for number, tensor in enumerate(self._held[len(leaves) :], len(leaves))
@@ -100,20 +98,20 @@ class Effects:
 
     @property
     def containers(self) -> list[Any]:
-        """The lists, mappings and dataclasses among what the call gets."""
+        """The lists, mappings and dataclasses among the call's actual arguments."""
         return self._containers.containers
 
     @property
     def own_containers(self) -> list[Any] | None:
-        """Those of this rank in their places; None if they are the same."""
+        """This rank's own counterparts of these; None if they are the same."""
         return self._own.containers if self._copied else None
 
     def found(self, result: Sequence[Tensor]) -> Left | None:
-        """What has changed; None if nothing has. ``result`` are the tensors that the call returns."""
+        """Return what has changed; None if nothing has. ``result`` are the tensors that the call returns."""
         tensors = [*self._held, *result]
         states: dict[int, Any] = {}
         for number, (item, before) in enumerate(zip(self._objects, self._before, strict=True)):
-            # A list of its own: what is new in the object must not move the numbers of what follows.
+            # A separate list: what is new in the object must not shift the numbers of what follows.
             if before is not None and structure.dump_if_possible(item, list(self._held)) != before:
                 states[number] = item.__dict__
         now = _attributes(self._owner)
@@ -124,7 +122,7 @@ class Effects:
         }
         self.counted = any(_is_another(self._attributes.get(place), now) for place, now in attributes.items())
         self.carries_on = torch.is_grad_enabled() and any(map(_may_carry_on, attributes.values()))
-        # A file, a lock or a lambda stays where it is: no tensor can come out of it by attribute.
+        # A file, a lock or a lambda stays here: no tensor can come out of it through attributes.
         attributes = {place: value for place, value in attributes.items() if structure.can_be_dumped(value)}
         filled = {place: filled for place, filled in self._filled() if structure.can_be_dumped(filled)}
         written = {
@@ -132,22 +130,22 @@ class Effects:
             for number, (tensor, before) in self._replicated.items()
             if version_of(tensor) != before
         }
-        # Pickling nothing costs as much as the rest of this method, in every call that is watched.
+        # Even pickling nothing costs as much as the rest of this method, in every watched call.
         anything = states or attributes or filled or written
         pickled = structure.dump((states, attributes, filled, written), tensors) if anything else b""
         count = len(self._leaves)
-        seen = [*self._real, *tensors[count:]]  # containers have the fetched tensors, objects may keep them
+        seen = [*self._real, *tensors[count:]]  # containers have fetched tensors, objects may keep them
         contents = self._containers.changed(seen)
         if not pickled and not contents:
             return None
         tensors = [*self._leaves, *seen[count:]]
-        # With placeholders, as on the other ranks: the fetched tensors are gone after the call.
+        # With placeholders, as on the other ranks: fetched tensors are gone after the call.
         if contents and self._copied:
             self._own.fill(contents, tensors)
         return Left(pickled, contents, tensors[len(self._held) + len(result) :])
 
     def _filled(self) -> Iterator[tuple[Inner, _Filled]]:
-        """The containers in attributes whose content has changed, and how."""
+        """Return the containers in attributes whose content has changed, and how."""
         for place, (container, before) in self._contents.items():
             now = content_of(container)
             if not same_content(before, now):
@@ -165,17 +163,17 @@ def apply(
     result: Sequence[Tensor],
     make: Callable[[TensorDescription], Tensor],
 ) -> None:
-    """Do here to the same objects and modules what the call did at its home.
+    """Apply to this rank's objects and modules what the call did at its home.
 
     Args:
         left: what the home has announced.
         arguments, leaves, owner: as for :class:`Effects`, on this rank.
         result: the tensors of the call's result.
-        make: makes the placeholder of a new tensor.
+        make: creates the placeholder of a new tensor.
     """
     objects = _objects(arguments)
     held: list[Tensor] = list(leaves)
-    # Dumped for the numbering alone, which must be the home's.
+    # Dumped only for the numbering, which must be the home's.
     for item in objects:
         structure.dump_if_possible(item, held)
     tensors = [*held, *result, *map(make, left.tensors)]
@@ -195,8 +193,7 @@ def apply(
         for (name, attribute, number), announced in filled.items():
             container = containers_in(Slot(modules[name], attribute).value)[number]
             before = content_of(container)
-            # What was added is joined to what this rank has, which may be another content (a rank's own
-            # log).
+            # Additions are appended to this rank's content, which may differ (a rank's own log).
             new = joined(before, announced.content) if announced.is_added else _new(before, announced.content)
             set_content(container, new)
         for (name, attribute), value in attributes.items():
@@ -221,9 +218,9 @@ def _objects(arguments: Any) -> list[Any]:
 
 
 def _attributes(owner: nn.Module | None) -> Attributes:
-    """Attributes and buffers of a module and the modules below.
+    """Return attributes and buffers of a module and its submodules.
 
-    With any value: a counter must be the same on all ranks, too.
+    Of any value, because counters must also be the same on all ranks.
     """
     found: Attributes = {}
     if owner is None:
@@ -235,7 +232,7 @@ def _attributes(owner: nn.Module | None) -> Attributes:
 
 
 def _is_another(before: Any, now: Any) -> bool:
-    """Whether these are two numbers; flags say that something has been made once and for all."""
+    """Whether these are two different numbers; flags, which mark something done for good, do not count."""
     both = (before, now)
     return (
         all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in both) and before != now
@@ -243,13 +240,13 @@ def _is_another(before: Any, now: Any) -> bool:
 
 
 def _may_carry_on(value: Any) -> bool:
-    """Whether the next call may go on from this: a running mean, a memory bank, no loss to be trained by."""
+    """Whether the next call may continue from this: a running mean or memory bank, but not a loss."""
     tensors = structure.tensors_in(value)
     return bool(tensors) and not any(each.requires_grad for each in tensors)
 
 
 def _contents(attributes: Attributes) -> dict[Inner, tuple[Any, Content]]:
-    """The lists and dicts in attributes, with what is in them; each once, whoever else has it."""
+    """Return the lists and dicts in attributes with their contents, each once."""
     found: dict[Inner, tuple[Any, Content]] = {}
     seen: set[int] = set()
     for (name, attribute), value in attributes.items():
@@ -261,14 +258,14 @@ def _contents(attributes: Attributes) -> dict[Inner, tuple[Any, Content]]:
 
 
 def _announced(before: Content, now: Content) -> Content:
-    """``now`` for ranks that have ``before``."""
+    """Return the announcement of ``now`` for ranks that have ``before``."""
     keys = {id(value): key for key, value in _items(before)}
     new = [(key, _Kept(keys[id(value)]) if id(value) in keys else value) for key, value in _items(now)]
     return dict(new) if isinstance(now, dict) else [value for _, value in new]
 
 
 def _new(before: Content, announced: Content) -> Content:
-    """What was announced, with what this rank has had before."""
+    """Return what was announced, completed by what this rank had before."""
     old = dict(_items(before))
     if any(type(value) is _Kept and value.key not in old for _, value in _items(announced)):
         raise SMPError(

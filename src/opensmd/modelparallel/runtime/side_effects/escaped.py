@@ -1,8 +1,8 @@
-"""Tensors that leave a module by another way than its result, and that the other ranks therefore lack.
+"""Tensors that leave a module other than in its result, and that the other ranks therefore lack.
 
 A module that runs as a whole does so on one rank. What its hooks keep, or what it appends to a list of the
-script's, is there alone. Without a tag such a tensor would be taken for a replicated one, and every rank
-would go on with something else: so whatever has no tag is looked at where it is used.
+script's, exists only there. Without a tag, such a tensor would be mistaken for a replicated one, and ranks
+would diverge. So untagged tensors are checked where they are used.
 
     first stage    h = layer(x)    AUX.append(h)       loss + sum(AUX)   the first stage's h
     second stage   (placeholder)   nothing             loss + sum(AUX)   nothing
@@ -30,11 +30,11 @@ _WAY = (
 
 
 class EscapedTensors:
-    """What is known of tensors that only this rank has.
+    """What is known about tensors that only this rank has.
 
     Args:
         parameters: the model's.
-        replicated_memory: of buffers that all ranks keep alike.
+        replicated_memory: that of buffers that are equal on all ranks.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], replicated_memory: frozenset[int]) -> None:
@@ -43,19 +43,19 @@ class EscapedTensors:
         self._seen: dict[int, tuple[StorageReference, str]] = {}
 
     def note(self, tensor: Tensor, story: str) -> None:
-        """A hook has seen this tensor; ``story`` is what to say if it is used outside."""
+        """Note that a hook has seen this tensor; ``story`` is the explanation if it is used outside."""
         storage = tensor.untyped_storage()
         self._seen[storage._cdata] = (StorageReference(storage), story)
 
     def forget(self) -> None:
-        """Forget tensors whose memory has been given back."""
+        """Forget tensors whose memory has been freed."""
         self._seen = {number: seen for number, seen in self._seen.items() if not seen[0].expired()}
 
     def require_replicated(self, leaves: Iterable[Tensor], tags: Iterable[Tag | None], place: str) -> None:
-        """Raise if one of ``leaves`` without a tag is here alone.
+        """Raise if an untagged one of ``leaves`` exists only here.
 
         Raises:
-            SMPUnsupportedError: ``place`` is where the microbatch is.
+            SMPUnsupportedError: one does; ``place`` says where the microbatch is.
         """
         for leaf, tag in zip(leaves, tags, strict=True):
             if tag is not None:
@@ -64,7 +64,7 @@ class EscapedTensors:
                 seen = self._seen.get(leaf.untyped_storage()._cdata)
                 if seen is not None and not seen[0].expired():
                     raise SMPUnsupportedError(f"{seen[1]}. {_WAY}")
-            # Without a graph nothing tells whose it is: most likely all ranks have made it alike.
+            # Without a graph nothing tells whose it is; most likely all ranks have made it alike.
             if leaf.requires_grad and leaf.grad_fn is not None and self._is_of_a_stage(leaf):
                 raise SMPUnsupportedError(
                     f"after {place}: a tensor of shape {tuple(leaf.shape)} was computed inside a module that "
@@ -74,7 +74,7 @@ class EscapedTensors:
                 )
 
     def _is_of_a_stage(self, tensor: Tensor) -> bool:
-        """Whether its graph is one that a single rank has: with parameters, or with what was sent there."""
+        """Whether its graph exists on a single rank: it contains parameters, or received tensors."""
         return not lies_in(tensor, self._replicated_memory) and reaches(
             [tensor], self._parameters, nodes_named=RECEIVED
         )

@@ -1,7 +1,7 @@
-"""Other tensors in the place of parameters for a while, as ``torch.func.functional_call`` puts them there.
+"""Temporary replacements of parameters, as by ``torch.func.functional_call``.
 
-Plain PyTorch is done with one microbatch, and has put the parameters back, before the next one looks. Here
-microbatches take turns within such a call: each finds what it has itself put there, or else the parameters.
+In plain PyTorch, one microbatch has finished and restored the parameters before the next one starts. Here
+microbatches take turns within such a call: each sees its own replacements, or else the parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ParametersPerMicrobatch", "ReplacedParameters", "with_other_paramete
 
 
 class _Place(NamedTuple):
-    """Where a module keeps a parameter."""
+    """A module's slot for a parameter."""
 
     module: nn.Module
     name: str
@@ -29,7 +29,7 @@ class _Place(NamedTuple):
         return self.module._parameters.get(self.name, ABSENT)
 
     def holds_another(self, home: int) -> bool:
-        """Whether a tensor with a home is there that is no parameter of rank ``home``."""
+        """Whether it holds a tensor with a home that is not a parameter of rank ``home``."""
         tag = None if self.value is None else tag_of(self.value)
         return tag is not None and not (tag.home == home and isinstance(self.value, nn.Parameter))
 
@@ -42,7 +42,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _WithParameters:
-    """A module's function, given what is to be in the place of parameters before its own arguments."""
+    """A module's function that takes replacements of parameters before its own arguments."""
 
     function: Callable[..., Any]
     places: Sequence[_Place]
@@ -61,13 +61,13 @@ class _WithParameters:
 def with_other_parameters(
     module: nn.Module, home: int, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A function for ``function``, and its arguments, that also takes what is in the place of parameters.
+    """Return a version of ``function`` that also takes the replacements of parameters, and its arguments.
 
-    As arguments these tensors come from wherever they are, and gradients go back there.
+    As arguments, these tensors come from wherever they are, and gradients go back there.
 
     Args:
-        module: whose function it is.
-        home: where that runs.
+        module: the function's module.
+        home: the rank that runs it.
     """
     places = [
         place
@@ -81,20 +81,20 @@ def with_other_parameters(
 
 
 class ReplacedParameters:
-    """Which parameters of a model steps replace for a while, as far as is known.
+    """Which parameters of a model steps are known to replace temporarily.
 
     Args:
-        modules: of the model.
+        modules: the model's.
     """
 
     def __init__(self, modules: Collection[nn.Module] = ()) -> None:
-        # A scripted module keeps its own, which nobody replaces.
+        # A scripted module keeps its own, which cannot be replaced.
         self.modules = [module for module in modules if isinstance(module._parameters, dict)]
         self.places: list[_Place] = []
 
 
 class ParametersPerMicrobatch:
-    """The parameters that the microbatches of one step find.
+    """The parameters that the microbatches of one step see.
 
     Args:
         replaced: those that earlier steps have replaced.
@@ -102,7 +102,7 @@ class ParametersPerMicrobatch:
 
     def __init__(self, replaced: ReplacedParameters) -> None:
         self._replaced = replaced
-        # Every module in every step, and most have no parameters of their own.
+        # This visits every module in every step, and most have no parameters of their own.
         self._initial = {
             module: module._parameters.copy() if module._parameters else {} for module in replaced.modules
         }
@@ -112,26 +112,26 @@ class ParametersPerMicrobatch:
         return bool(self._values)
 
     def begin(self, microbatch: int) -> None:
-        """A microbatch begins, or goes on after others have."""
+        """Start or resume a microbatch."""
         for place, values in self._values.items():
             place.put(values.get(microbatch, self._before(place)))
 
     def suspend(self, microbatch: int, *, look: bool) -> None:
-        """A microbatch lets others go on; ``look`` for parameters that were never replaced before."""
+        """Suspend a microbatch; ``look``: search for parameters that were never replaced before."""
         if look:
             self._look()
         for place, values in self._values.items():
             values[microbatch] = place.value
 
     def end(self, microbatch: int) -> None:
-        """A suspended microbatch has ended: what is still replaced, the script has replaced for good."""
+        """End a suspended microbatch; what is still replaced, the script has replaced for good."""
         for place, values in self._values.items():
             value = values.pop(microbatch)
             if value is not self._before(place):
                 self._initial[place.module][place.name] = value
 
     def end_step(self) -> None:
-        """Leave the parameters."""
+        """Restore the parameters."""
         for place in self._values:
             place.put(self._before(place))
 

@@ -1,4 +1,4 @@
-"""What every microbatch has to itself although they take turns: random numbers and attributes of modules."""
+"""What every microbatch has to itself although they take turns: random numbers and module attributes."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ class PerMicrobatchState:
         self._caches = CachesPerMicrobatch()
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
-        """A microbatch begins, or a backward that it has deferred."""
+        """Start a microbatch, or its deferred backward."""
         self._random.begin(microbatch, backward=backward)
         self._script_random.begin(microbatch)
         self._caches.begin(microbatch)
         self._attributes.begin(microbatch)
 
     def suspend(self, microbatch: int, *, through: bool) -> None:
-        """A microbatch lets others go on; ``through`` its forward or not."""
+        """Suspend a microbatch for others; ``through``: whether its forward is complete."""
         self._random.suspend(microbatch)
         self._script_random.suspend(microbatch)
         self._caches.suspend(microbatch)
         self._attributes.suspend(microbatch, through=through)
 
     def resume(self, microbatch: int) -> None:
-        """A microbatch goes on after others have."""
+        """Resume a microbatch after others have run."""
         self._random.resume(microbatch)
         self._script_random.begin(microbatch)
         self._caches.begin(microbatch)
         self._attributes.begin(microbatch)
 
     def end(self, microbatch: int, *, backward_left: bool) -> None:
-        """A microbatch's function has returned, or also the backward that it has deferred."""
+        """End a microbatch's function, or the backward that it has deferred."""
         self._script_random.suspend(microbatch)
-        # It goes on later: what it has put there is kept for that, though its forward is over.
+        # It continues later, so its state is kept although the forward is complete.
         if backward_left:
             self._caches.suspend(microbatch)
             self._attributes.suspend(microbatch, through=True)
@@ -60,7 +60,7 @@ class PerMicrobatchState:
             self._attributes.end(microbatch)
 
     def end_step(self) -> None:
-        """Give the rank its own state back."""
+        """Restore the rank's own state."""
         self._random.end_step()
         self._script_random.end_step()
         self._caches.end_step()

@@ -1,10 +1,10 @@
-"""What a checkpointed function finds in its arguments when it runs again: what its first run found there.
+"""Making a checkpointed function see the same contents of its arguments when it runs again.
 
-Layers write into what they are given: keys and values into a cache, losses into a list. When backward runs
-them again they would do so twice, on top of what later layers have written since::
+Layers write into their arguments: keys and values into a cache, losses into a list. When backward runs them
+again, they would write twice, on top of what later layers have written since::
 
-    forward    the contents of caches and containers among the arguments are noted; kept are those that change
-    backward   these are put there for the time of the run; then what the program has there comes back
+    forward    notes the contents of caches and containers among the arguments; keeps those that change
+    backward   restores these for the run, and then the program's current contents
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from opensmd.modelparallel.runtime.tensors import structure
 
 __all__ = ["repeatable"]
 
-# A cache has some objects a layer. What holds more (a tokenizer, a whole script) is nothing that layers fill.
+# A cache has some objects a layer. What holds more (a tokenizer, a whole script) is not filled by layers.
 _MOST_OBJECTS = 1024
 
 
 def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which finds its arguments' contents in every later call as in its first."""
+    """Return ``function`` such that every later call sees its arguments' contents as the first one did."""
     first: list[_ArgumentsBefore] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -49,20 +49,20 @@ def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _ArgumentsBefore:
-    """The contents of mutable objects among arguments, and in them, before a call."""
+    """The contents of mutable objects in the arguments before a call."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self._before = [(each, _content(each)) for each in _objects_in(arguments)]
 
     def forget_unchanged(self) -> None:
-        """Keep what has changed and the way to it, as that may be replaced; and no other tensor alive."""
+        """Keep only what has changed and the path to it, which may be replaced; release all other tensors."""
         kept: set[int] = set()
         # From the innermost, which were found last.
         for each, before in reversed(self._before):
             inside = before.values() if isinstance(before, dict) else before
             if not same_content(before, _content(each)) or any(id(value) in kept for value in inside):
                 kept.add(id(each))
-        # Tuples are only on the way; what they hold besides are inputs, which may be offloaded.
+        # Tuples are only on the path; their other contents are inputs, which may be offloaded.
         self._before = [
             (each, before)
             for each, before in self._before
@@ -71,7 +71,7 @@ class _ArgumentsBefore:
 
     @contextlib.contextmanager
     def as_they_were(self) -> Iterator[None]:
-        """Put back what was there before the first call, for the time of a context."""
+        """Restore the contents from before the first call while the context is open."""
         now = [(each, _content(each)) for each, _ in self._before]
         for each, content in self._before:
             _set(each, content)
@@ -83,7 +83,7 @@ class _ArgumentsBefore:
 
 
 def _objects_in(arguments: Sequence[Any]) -> list[Any]:
-    """Containers, tuples and objects with attributes, each once; none where there are too many."""
+    """Return containers, tuples and objects with attributes, each once; none if there are too many."""
     found: dict[int, Any] = {}
     waiting = deque(arguments)
     while waiting:

@@ -1,7 +1,7 @@
-"""What a module holds beside its parameters and children: the one enumeration of it.
+"""The enumeration of what a module holds besides parameters and children.
 
-A slot is an attribute or a buffer of one module: whatever a forward or a hook may set anew, and microbatches,
-other ranks and the dry run must therefore know of.
+A slot is an attribute or buffer of one module: whatever a forward or hook may set, so that microbatches,
+other ranks and the dry run must know about it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 __all__ = ["ABSENT", "Slot", "buffers_of", "slots_of"]
 
 ABSENT: Any = object()
-# What torch and the runtime keep in modules for themselves.
+# What torch and the runtime themselves keep in modules.
 _MACHINERY = frozenset({*nn.Module().__dict__, "forward", "_compiled_call_impl"})
 
 
@@ -27,16 +27,16 @@ class Slot(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """What is there now; :data:`ABSENT` if nothing is."""
+        """Return the current value; :data:`ABSENT` if there is none."""
         return self._holder.get(self.name, ABSENT)
 
     def put(self, value: Any) -> None:
-        """Put ``value`` there, or leave nothing there for :data:`ABSENT`; nobody is asked or hears of it."""
+        """Set ``value``, or remove it for :data:`ABSENT`, without triggering anything."""
         holder = self._holder
         if value is ABSENT:
             holder.pop(self.name, None)
         else:
-            # Past watched buffers: swapping the state of microbatches is nothing that the program has done.
+            # Bypasses watched buffers: swapping the state of microbatches is not an action of the program.
             dict.__setitem__(holder, self.name, value)
 
     @property
@@ -45,14 +45,14 @@ class Slot(NamedTuple):
 
 
 def buffers_of(module: nn.Module) -> dict[str, Any]:
-    """The buffers of ``module`` itself, in a new dict; none of a scripted one, which keeps its own."""
+    """Return the module's own buffers in a new dict; empty for a scripted one, which keeps its own."""
     buffers = module._buffers
-    # A plain dict of watched buffers, made without asking for each.
+    # A plain dict of watched buffers, without triggering reads.
     return dict.copy(buffers) if isinstance(buffers, dict) else {}
 
 
 def slots_of(module: nn.Module) -> Iterator[tuple[Slot, Any]]:
-    """The slots of ``module`` itself, with what is in them."""
+    """Yield the module's own slots with their values."""
     for name, value in module.__dict__.items():
         if name not in _MACHINERY:
             yield Slot(module, name), value

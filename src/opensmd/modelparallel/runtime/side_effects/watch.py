@@ -1,4 +1,4 @@
-"""What a call does besides returning something: its home looks before and after, and tells the others."""
+"""What a call does besides returning something: its home compares before and after, and tells the others."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """Around one call at its home, of which nothing is known, or whose result depends on data.
+    """Watches one call at its home that is unknown, or whose result depends on data.
 
     Args:
         call: the call.
         given: the arguments that its function gets.
         tensors: the tensors in them, in the order of ``call.leaves``.
-        first: nothing is known of calls like it.
+        first: whether nothing is known about calls like it.
 
     Attributes:
-        made: tensors that it left outside its result; there after :meth:`description`.
-        effects: what else it left there.
+        made: tensors that it left outside its result; set by :meth:`description`.
+        effects: its other effects.
     """
 
     def __init__(self, call: Call, given: Any, tensors: Sequence[Tensor], *, first: bool) -> None:
@@ -46,14 +46,14 @@ class Watch:
         self._call = call
         self._tensors = tensors
         self._first = first
-        # Whether a module changes its buffers is learned once: after that it keeps the order anyway.
+        # Whether a module changes its buffers is learned once; after that it keeps the order anyway.
         self._buffers = _buffers(call.owner) if first else []
         self._buffer_versions = list(map(version_of, self._buffers))
         self._buffer_values = [_value(buffer) for buffer in self._buffers]
         self._generators = _generators(call.owner) if first else []
         self.effects = Effects((call.args, call.kwargs), call.leaves, given, tensors, call.owner)
         self._before = list(map(ArgumentBefore.of, tensors))
-        # Versions of sparse tensors count coalescing as well, so only a copy tells.
+        # Versions of sparse tensors also count coalescing, so only a copy is reliable.
         self._sparse = [(tensor, tensor.clone()) for tensor in tensors if is_sparse(tensor)]
         self._data = _WatchForData() if first or torch.is_inference_mode_enabled() else None
         self._around: contextlib.AbstractContextManager[object] = self._data or contextlib.nullcontext()
@@ -68,7 +68,7 @@ class Watch:
     def goes_on(self) -> bool:
         """Whether the next call depends on what this one has left in its module: a number, a buffer, a draw.
 
-        Of buffers the first call tells; there after :meth:`description`.
+        For buffers, the first call decides. Valid after :meth:`description`.
         """
         return (
             self.effects.counted
@@ -78,14 +78,14 @@ class Watch:
         )
 
     def _replaced_buffers(self) -> bool:
-        """Whether the first call has made, replaced or deleted buffers of its module."""
-        # Compared as objects: tensors would compare their numbers.
+        """Whether the first call has created, replaced or deleted buffers of its module."""
+        # Compared by identity: tensors would compare their elements.
         return bool(self._buffers) and list(map(id, _buffers(self._call.owner))) != list(
             map(id, self._buffers)
         )
 
     def written_buffers(self) -> list[Tensor]:
-        """Those of its module that the first call wrote into."""
+        """Return the module's buffers that the first call wrote into."""
         before = zip(self._buffers, self._buffer_versions, self._buffer_values, strict=True)
         return [
             buffer
@@ -94,7 +94,7 @@ class Watch:
         ]
 
     def description(self, parts: ResultParts) -> Description:
-        """What to tell of the result ``parts``."""
+        """Return the description of the result ``parts``."""
         call, data = self._call, self._data
         for tensor, before in self._sparse:
             if not _equal(tensor, before):
@@ -111,7 +111,7 @@ class Watch:
             before=self._before,
             foreign=[tensor is not leaf for tensor, leaf in zip(self._tensors, call.leaves, strict=True)],
             depends_on_data=(
-                # Where a call was watched again, an earlier one has depended on data already.
+                # If a call is watched again, an earlier one already depended on data.
                 not self._first
                 or call.depends_on_data
                 or left is not None
@@ -128,19 +128,19 @@ def _buffers(owner: nn.Module | None) -> list[Tensor]:
 
 
 def _generators(owner: nn.Module | None) -> list[Any]:
-    """The states of those that a module and those inside it have as attributes."""
+    """Return the states of generators in attributes of a module and its submodules."""
     if not isinstance(owner, nn.Module):
         return []
     return states(value for module in owner.modules() for value in module.__dict__.values())
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two sparse tensors have the same numbers: to coalesce one changes its version, no more."""
+    """Whether two sparse tensors have the same values; coalescing changes only the version."""
     return bool(torch.equal(one.detach().to_dense(), other.detach().to_dense()))
 
 
 def _value(buffer: Tensor) -> Tensor | None:
-    """A copy, where versions do not tell of changes: torch's norms update their statistics behind them."""
+    """Return a copy if versions do not show changes: torch's norms update their statistics behind them."""
     return buffer.detach().clone() if buffer.is_floating_point() and buffer.layout is torch.strided else None
 
 
@@ -153,15 +153,15 @@ def _is_one_of(tensor: Tensor, others: Sequence[Tensor]) -> bool:
 
 
 class _WatchForData(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operations whose result depends on data in its shape, or that turn data into Python values.
+    """Detects operations whose result's shape depends on data, or that turn data into Python values.
 
     Attributes:
-        seen: there was one.
-        written: inference tensors' memory that operations have changed in place.
+        seen: whether there was one.
+        written: memory of inference tensors that operations have changed in place.
     """
 
     TAGS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
-    UNTAGGED = frozenset(  # by torch, though the lengths of the sequences decide
+    UNTAGGED = frozenset(  # by torch, although their result depends on sequence lengths
         {torch.ops.aten._pack_padded_sequence.default, torch.ops.aten._pad_packed_sequence.default}
     )
 

@@ -1,7 +1,7 @@
-"""Which of its arguments a call writes into: the one reader of it.
+"""Finding the arguments that a call writes into.
 
-Below autograd torch's schemas say so, of keyword arguments and ``out=``, too. Above it, where whole functions
-are seen, names and conventions of torch do.
+Below autograd, torch's schemas say so, including keyword arguments and ``out=``. Above it, where whole
+functions are visible, torch's names and conventions do.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["CHANGES_FIRST", "STATISTICS", "written_by_function", "written_by_ope
 def written_by_operation(
     operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Tensor]:
-    """The tensors that an operation writes into, as a dispatch mode sees it.
+    """Return the tensors that an operation writes into, as seen by a dispatch mode.
 
     Args:
-        operation: an overload (``torch.ops.aten.add_.Tensor``); others write into nothing that is known.
+        operation: an overload (``torch.ops.aten.add_.Tensor``); nothing is known about others.
         args, kwargs: its arguments.
     """
     if not isinstance(operation, torch._ops.OpOverload) or not operation._schema.is_mutable:
@@ -40,7 +40,7 @@ def written_by_operation(
 def written_by_function(
     function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Tensor, ...]:
-    """The tensors that one of torch's functions writes into, as a function mode sees it."""
+    """Return the tensors that one of torch's functions writes into, as seen by a function mode."""
     if kwargs.get("out") is not None:
         return _tensors(kwargs["out"])
     if function in CHANGES_FIRST:
@@ -73,8 +73,8 @@ CHANGES_FIRST: frozenset[Function] = frozenset(
     | {setter(name) for name in ("data", "grad")}
 )
 
-# Functions that update running statistics among their arguments, without a trace in these tensors' versions:
-# the place of the first of the two, and the place, name and default of what asks for it.
+# Functions that update running statistics among their arguments without changing versions: the index of the
+# first of the two, and the index, name and default of the argument that requests it.
 STATISTICS: dict[Function, tuple[int, int, str, bool]] = {
     torch.nn.functional.batch_norm: (1, 5, "training", False),
     torch.nn.functional.instance_norm: (1, 5, "use_input_stats", True),

@@ -1,6 +1,6 @@
-"""What can be asked of a tensor whose data is elsewhere: the one list of it.
+"""The list of what can be asked of a tensor whose data is elsewhere.
 
-Its shape, dtype, device, layout and what follows from them; never its numbers.
+That is its shape, dtype, device, layout and what follows from them, but never its values.
 """
 
 from __future__ import annotations

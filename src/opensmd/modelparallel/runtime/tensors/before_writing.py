@@ -1,6 +1,6 @@
-"""Who reads parameters and optimizer state beside training, and is waited for before anything writes them.
+"""Waiting for background readers of parameters and optimizer state before anything writes to them.
 
-Readers wait here for every torch optimizer's step by themselves; what else writes calls ``before_writing``.
+Steps of torch optimizers wait automatically; other writers must call ``before_writing``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["Reader", "before_writing"]
 
 
 class Reader:
-    """Something that reads while training goes on, from now until it is closed.
+    """A background reader, active until it is closed.
 
     Args:
-        finish: returns when it has read everything.
+        finish: returns when everything has been read.
     """
 
     def __init__(self, finish: Callable[[], None]) -> None:
@@ -27,7 +27,7 @@ class Reader:
         _readers[id(self)] = self
 
     def close(self) -> None:
-        """End: nobody waits for this reader any more."""
+        """End this reader, so that nothing waits for it any more."""
         _readers.pop(id(self), None)
 
 
@@ -35,14 +35,14 @@ _readers: dict[int, Reader] = {}
 
 
 def before_writing() -> None:
-    """Wait until nobody reads parameters or optimizer state beside training."""
+    """Wait until no background reader is active."""
     for reader in list(_readers.values()):
         reader.finish()
 
 
 @functools.cache
 def _watch_optimizers() -> None:
-    """Once and for good: torch goes through its hooks while they run, so none can take itself away."""
+    """Register once, for good: torch iterates over its hooks while they run, so none can remove itself."""
     register_optimizer_step_pre_hook(_before_step)
 
 

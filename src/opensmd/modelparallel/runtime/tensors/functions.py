@@ -1,4 +1,4 @@
-"""Functions of torch by name, as function modes see them: those that this version has, and of attributes."""
+"""Functions of torch by name, as function modes see them, as far as this version has them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Function = Callable[..., Any]
 
 
 def functions_of(owner: Any, names: str | Iterable[str]) -> set[Function]:
-    """The functions of ``owner`` with these names (a text has spaces between), as far as it has them.
+    """Return the functions of ``owner`` with these names (separated by spaces), as far as it has them.
 
-    Supported versions of torch differ in which those are.
+    Supported versions of torch differ in these.
     """
     names = names.split() if isinstance(names, str) else names
     return {getattr(owner, name) for name in names if callable(getattr(owner, name, None))}
 
 
 def getter(name: str) -> Function:
-    """The function behind reading the attribute ``name`` of a tensor."""
+    """Return the function behind reading the attribute ``name`` of a tensor."""
     found: Function = getattr(Tensor, name).__get__
     return found
 
 
 def setter(name: str) -> Function:
-    """The function behind setting the attribute ``name`` of a tensor."""
+    """Return the function behind setting the attribute ``name`` of a tensor."""
     found: Function = getattr(Tensor, name).__set__
     return found

@@ -1,4 +1,4 @@
-"""Tensors that are made of others: sparse ones of indices and values, nested ones of values and offsets."""
+"""Tensors made of others: sparse ones of indices and values, nested ones of values and offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
 
 
 def is_one_piece(tensor: Tensor) -> bool:
-    """Whether the tensor is memory with strides, and no class of its own says otherwise."""
+    """Whether the tensor is strided memory, and its class does not say otherwise."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
     kind = type(tensor)
@@ -24,10 +24,10 @@ def is_one_piece(tensor: Tensor) -> bool:
 
 
 def pieces_of(tensor: Tensor) -> list[Tensor]:
-    """What the tensor is made of, which may be made of others in turn.
+    """Return what the tensor is made of, which may in turn be made of others.
 
     Raises:
-        SMPUnsupportedError: nobody can tell.
+        SMPUnsupportedError: that is unknown.
     """
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]

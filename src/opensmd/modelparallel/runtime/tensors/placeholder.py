@@ -1,4 +1,4 @@
-"""Placeholders: tensors that know what they are, but have no data, because it is on another rank."""
+"""Placeholders: tensors with a shape but no data, because that is on another rank."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _CLIPPING = "_opensmd_clipping"
 class Placeholder(Tensor):
     """Shape, strides, dtype and device of a tensor whose data is on another pipeline rank.
 
-    Every operation on it is meant to be intercepted. One that is not ends here, with an error instead of a
-    silently wrong number.
+    Every operation on it should be intercepted. One that is not ends here, with an error instead of a
+    silently wrong result.
     """
 
-    # Glue sees operations as a mode; a second interception here would only cost.
+    # Glue sees operations as a mode; intercepting again here would only cost time.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def of_form(
         shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, device: torch.device
     ) -> Placeholder:
-        """A placeholder; ``stride`` None for a contiguous one."""
-        # No constructor: a rank makes one for nearly every call, and each Python frame costs.
+        """Create a placeholder; ``stride`` is None for a contiguous one."""
+        # No constructor: a rank creates one for nearly every call, and each Python frame costs.
         made: Placeholder = Tensor._make_wrapper_subclass(
             Placeholder, shape, strides=stride, dtype=dtype, device=device
         )
@@ -66,10 +66,11 @@ class Placeholder(Tensor):
 
 
 class RemoteTensor(Tensor):
-    """A tensor whose data is on another pipeline rank: its memory is given back, its shape stays.
+    """A tensor whose data is on another pipeline rank: its memory is freed, its shape stays.
 
-    Outside steps, reading it raises; looking at its shape, dtype or ``grad`` (None) does not. What ``detach``
-    and ``data`` give is guarded likewise, because reading memory that is not there ends the process.
+    Outside steps, reading it raises; looking at its shape, dtype or ``grad`` (None) does not. The results of
+    ``detach`` and ``data`` are guarded in the same way, because reading missing memory would crash the
+    process.
     """
 
     _ALLOWED = WITHOUT_DATA | {
@@ -79,9 +80,9 @@ class RemoteTensor(Tensor):
         Tensor.register_hook, Tensor.register_post_accumulate_grad_hook,
         Tensor.__deepcopy__, Tensor.__dir__,
     }  # fmt: skip
-    _made_of: ClassVar[type[Tensor] | None] = None  # the class of a tensor of other tensors
+    _made_of: ClassVar[type[Tensor] | None] = None  # the class of a composite tensor
     _no_parameter: ClassVar[type[RemoteTensor] | None] = (
-        None  # what ``detach`` and ``data`` give, if not this
+        None  # the class of what ``detach`` and ``data`` return, if not this
     )
     _why_not = (
         "whose data is on another pipeline rank. To run the model, "
@@ -100,7 +101,7 @@ class RemoteTensor(Tensor):
                 clipping.gradient_was_read()
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **(kwargs or {}))
-            # The next operation would read a plain tensor over the emptied storage, and end the process.
+            # The next operation would read a plain tensor over the emptied storage, and crash the process.
             if type(result) is Tensor and not result.untyped_storage().nbytes():
                 result.__class__ = cls._no_parameter or RemoteTensor
             elif cls._made_of is not None and type(result) is cls._made_of:
@@ -118,25 +119,25 @@ class RemoteParameter(RemoteTensor, nn.Parameter):
 
 
 class RemoteDTensor(RemoteTensor, DTensor):
-    """A parameter that torch's own tensor parallelism has split, whose data is on another pipeline rank."""
+    """A parameter split by torch's own tensor parallelism, whose data is on another pipeline rank."""
 
     __slots__ = ()  # the same layout, so that the object can change its class
 
 
 @cache
 def _remote_composite(made_of: type[Tensor]) -> type[RemoteTensor]:
-    """The class of a parameter made of other tensors, whose data is on another pipeline rank."""
+    """Return the class of a composite parameter whose data is on another pipeline rank."""
     # the same layout, so that the object can change its class
     return type(f"Remote{made_of.__name__}", (RemoteTensor, made_of), {"__slots__": (), "_made_of": made_of})
 
 
 def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None) -> None:
-    """Let go of the data of ``parameter``; it stays the same object with the same shape and strides.
+    """Free the data of ``parameter``, which stays the same object with the same shape and strides.
 
-    ``clipping`` is told when somebody reads its gradient, which is on another rank.
+    ``clipping`` is notified when its gradient, which is on another rank, is read.
 
-    It gets an empty storage of its own. Its old one may be a mapped file's or NumPy's, which cannot be made
-    smaller, or hold other parameters, too; it is gone with the last tensor that lies in it.
+    It gets its own empty storage. Its old one may belong to a mapped file or NumPy, which cannot shrink, or
+    hold other parameters, too; it is freed with its last tensor.
     """
     parameter.grad = None
     if isinstance(parameter, DTensor):
@@ -149,14 +150,14 @@ def make_remote(parameter: nn.Parameter, clipping: ClippingWarning | None = None
         parameter.__class__ = _remote_composite(type(parameter))  # type: ignore[assignment]
         return
     shape, strides = parameter.shape, parameter.stride()
-    parameter.data = parameter.new_empty(0)  # before an empty storage is made by way of a full one
+    parameter.data = parameter.new_empty(0)  # first, so that making an empty storage needs no full one
     parameter.data = emptied(shape, strides, parameter.dtype, parameter.device)
     parameter.__class__ = RemoteParameter
     parameter.__dict__[_CLIPPING] = clipping
 
 
 def give_data(parameter: Tensor, data: Tensor) -> None:
-    """Let ``parameter``, which may have been on another rank, have this data here."""
+    """Give this data to ``parameter``, which may have been on another rank."""
     if is_composite(data):
         take_parts(parameter, data)
         if isinstance(parameter, RemoteTensor):
@@ -168,16 +169,16 @@ def give_data(parameter: Tensor, data: Tensor) -> None:
 
 
 def emptied(shape: torch.Size, strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor over an empty storage; reading it ends the process."""
+    """Return a tensor over an empty storage; reading it would crash the process."""
     tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     tensor.untyped_storage().resize_(0)
     return tensor
 
 
 def out_of_mapping(buffer: Tensor) -> Tensor:
-    """A buffer of another rank that keeps no mapped file open: itself, or a copy where it lies in one.
+    """Return a buffer of another rank that keeps no mapped file open: itself, or a copy if it is in one.
 
-    The copy is another tensor, because what loads such files makes views, and a view keeps its base.
+    The copy is another tensor, because loading such files creates views, and a view keeps its base alive.
     """
     if buffer.layout is not torch.strided or buffer.untyped_storage().resizable():
         return buffer

@@ -1,4 +1,4 @@
-"""Storages of tensors that are known by what they were, and are not kept alive for it."""
+"""Recognizing storages of tensors without keeping them alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StorageReference", "StorageSet", "has_storage", "lies_in", "overlapp
 
 
 class StorageReference:
-    """Knows when a storage is gone, so that another at the same address is not taken for it."""
+    """Knows when a storage is gone, so that another at the same address is not mistaken for it."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
@@ -25,7 +25,7 @@ class StorageReference:
 
 
 class StorageSet:
-    """The storages of some tensors, as long as they live. Tensors that are not strided have none."""
+    """The storages of some tensors, for as long as they live. Only strided tensors have one."""
 
     def __init__(self) -> None:
         self._references: dict[int, StorageReference] = {}
@@ -33,12 +33,12 @@ class StorageSet:
     def __contains__(self, tensor: Tensor) -> bool:
         if tensor.layout is not torch.strided:
             return False
-        # An address alone is not enough: memory that was freed is given out again.
+        # An address alone is not enough: freed memory is reused.
         known = self._references.get(tensor.untyped_storage()._cdata)
         return known is not None and not known.expired()
 
     def add(self, tensor: Tensor) -> bool:
-        """Put the tensor's storage in; whether it was not there."""
+        """Add the tensor's storage; return whether it is new."""
         if tensor in self or tensor.layout is not torch.strided:
             return False
         storage = tensor.untyped_storage()
@@ -47,28 +47,27 @@ class StorageSet:
 
 
 def lies_in(tensor: Tensor, storages: frozenset[int]) -> bool:
-    """Whether the tensor is in one of ``storages``, which live on (``untyped_storage()._cdata``)."""
+    """Whether the tensor is in one of ``storages``, which stay alive (``untyped_storage()._cdata``)."""
     if not storages or tensor.layout is not torch.strided:
         return False
     return out_of_transforms(tensor).untyped_storage()._cdata in storages
 
 
 def has_storage(tensor: Tensor) -> bool:
-    """Whether the tensor's data is in one storage: it is strided, and no subclass made of other tensors."""
+    """Whether the tensor's data is in one storage: it is strided, and not made of other tensors."""
     return tensor.layout is torch.strided and not is_traceable_wrapper_subclass(tensor)
 
 
 def overlapping(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Which tensors have bytes in common, directly or through others.
+    """Group tensors that have bytes in common, directly or through others.
 
     Returns:
-        For the ``id`` of every tensor that of one in its group, the same for all of the group.
+        For the ``id`` of every tensor, that of a common representative of its group.
     """
     given = list(tensors)
     one_of = {id(each): id(each) for each in given}
     with_bytes = [each for each in given if has_storage(each) and each.numel()]
-    # In order of their first bytes, a tensor overlaps an earlier one only if it begins before the furthest
-    # end.
+    # Ordered by first byte, a tensor overlaps an earlier one only if it starts before the furthest end.
     end, group = (0, 0), 0
     for (storage, first, last), number in sorted((_extent(each), id(each)) for each in with_bytes):
         if storage == end[0] and first < end[1]:
@@ -81,8 +80,8 @@ def overlapping(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int, int]:
-    """The tensor's storage, and the first of its bytes and the one after the last."""
-    # The last element's distance from the first; expanded tensors (stride 0) reach less than they have
+    """Return the tensor's storage, its first byte and the one after its last."""
+    # The distance from the first to the last element; expanded tensors (stride 0) span less than their
     # elements.
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     first = int(tensor.storage_offset()) * tensor.itemsize

@@ -1,7 +1,7 @@
-"""Tensors in Python structures: find them, put others in their place, and send a structure without them.
+"""Tensors in Python structures: finding them, replacing them, and sending a structure without them.
 
-Walked are lists, tuples and named tuples, mappings, slices and dataclasses. Anything else is opaque: it is
-passed as it is, and sent to other ranks by pickle with its tensors taken out.
+Lists, tuples, named tuples, mappings, slices and dataclasses are searched. Anything else is opaque: it is
+passed unchanged, and pickled for other ranks with its tensors taken out.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
     "tensors_in",
 ]
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call: positional, and by name
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call: positional, and by keyword
 
-_VALUES = frozenset({str, int, float, bool, type(None)})  # which end every search at once
+_VALUES = frozenset({str, int, float, bool, type(None)})  # types that end every search at once
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, type)
 
 
@@ -48,7 +48,7 @@ def collect(structure: Any, found: list[Tensor]) -> None:
     if isinstance(structure, Tensor):
         found.append(structure)
     elif isinstance(structure, (tuple, list)):
-        for each in structure:  # most are tensors or plain values, and a call for each takes time
+        for each in structure:  # most are tensors or plain values, and a call for each would cost time
             if isinstance(each, Tensor):
                 found.append(each)
             elif type(each) not in _VALUES:
@@ -64,26 +64,26 @@ def collect(structure: Any, found: list[Tensor]) -> None:
 
 
 def are_values(values: Iterable[Any]) -> bool:
-    """Whether all are plain: what most calls name are texts and numbers."""
+    """Whether all are plain values, such as the strings and numbers of most calls."""
     return _VALUES.issuperset(map(type, values))
 
 
 def tensors_in(structure: Any) -> list[Tensor]:
-    """The tensors of ``structure``, in the order of :func:`collect`."""
+    """Return the tensors of ``structure``, in the order of :func:`collect`."""
     found: list[Tensor] = []
     collect(structure, found)
     return found
 
 
 def memory_of(structure: Any) -> frozenset[int]:
-    """Where the tensors of ``structure`` are that are strided (``untyped_storage()._cdata``)."""
+    """Return the memory of the strided tensors in ``structure`` (``untyped_storage()._cdata``)."""
     tensors: list[Tensor] = []
     collect(structure, tensors)
     return frozenset([each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided])
 
 
 def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
-    """``structure`` with the tensors that :func:`collect` finds replaced by the next ones, in its order."""
+    """Replace the tensors that :func:`collect` finds in ``structure`` by the next ones, in its order."""
     if type(structure) in _VALUES:
         return structure
     if isinstance(structure, Tensor):
@@ -105,7 +105,7 @@ def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def is_dataclass(value: Any) -> bool:
-    """Whether the value is one, no class of them."""
+    """Whether the value is an instance of a dataclass, not a class."""
     return hasattr(type(value), "__dataclass_fields__")
 
 
@@ -115,7 +115,7 @@ def is_plain(value: Any) -> bool:
 
 
 def opaque_objects(structure: Any, found: list[Any]) -> None:
-    """Append the objects of ``structure`` that are neither walked nor plain: what a callee may change."""
+    """Append the objects of ``structure`` that are neither searched nor plain, which a callee may change."""
     if isinstance(structure, (Tensor, str, int, float, nn.Module)) or structure is None:
         return
     if isinstance(structure, (tuple, list)):
@@ -161,18 +161,18 @@ class _Loader(pickle.Unpickler):
 
 
 def dump(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> bytes:
-    """``structure`` as bytes, its tensors appended to ``tensors`` and referred to by their places there.
+    """Pickle ``structure``; tensors are appended to ``tensors`` and referred to by index.
 
-    ``known`` are objects that the reader has, too; they are referred to by their places as well.
+    ``known`` are objects that the reader also has; they are referred to by index as well.
 
     Raises:
-        Exception: whatever pickle says of an object that it cannot carry.
+        Exception: whatever pickle raises for an object that it cannot handle.
     """
     return dump_referring(structure, tensors, known)[0]
 
 
 def dump_referring(structure: Any, tensors: list[Tensor], known: Sequence[Any]) -> tuple[bytes, bool]:
-    """As :func:`dump`, and whether it refers to any of ``known``."""
+    """Return :func:`dump`, and whether it refers to any of ``known``."""
     file = io.BytesIO()
     dumper = _Dumper(file, tensors, known)
     dumper.dump(structure)
@@ -180,9 +180,9 @@ def dump_referring(structure: Any, tensors: list[Tensor], known: Sequence[Any]) 
 
 
 def dump_if_possible(structure: Any, tensors: list[Tensor], known: Sequence[Any] = ()) -> bytes | None:
-    """As :func:`dump`; None, and no tensor added, for what pickle cannot carry, whatever it says of it.
+    """Return :func:`dump`, or None, with no tensor added, for what cannot be pickled.
 
-    Objects may say it with any exception: a ``ctypes`` pointer raises ValueError.
+    Objects may raise any exception for that: a ``ctypes`` pointer raises ValueError.
     """
     count = len(tensors)
     try:
@@ -193,10 +193,10 @@ def dump_if_possible(structure: Any, tensors: list[Tensor], known: Sequence[Any]
 
 
 def can_be_dumped(structure: Any, known: Sequence[Any] = ()) -> bool:
-    """Whether pickle can carry it."""
+    """Whether it can be pickled."""
     return dump_if_possible(structure, [], known) is not None
 
 
 def load(data: bytes, tensors: Sequence[Any], known: Sequence[Any] = ()) -> Any:
-    """What :func:`dump` was given, with ``tensors`` and ``known`` in place of its own."""
+    """Restore what :func:`dump` was given, with these ``tensors`` and ``known`` objects."""
     return _Loader(data, tensors, known).load()

@@ -1,9 +1,9 @@
 """Where a tensor's data is: the tag that every tensor with a home carries, on every rank.
 
-A tensor without a tag is replicated: real on all ranks of the pipeline. Tags say the same on all ranks. What
-they say of ``requires_grad`` therefore comes from descriptions only, never from the tensor at hand.
+A tensor without a tag is replicated: real on all ranks of the pipeline. Tags are the same on all ranks. So
+their ``requires_grad`` comes only from descriptions, never from the tensor at hand.
 
-Tensors share more than their home where they share memory::
+Tensors that share memory share more than their home::
 
     h = layer(x)       Tag ─┐
                             ├─ AliasFamily: gradients ─┐
@@ -44,11 +44,11 @@ ATTRIBUTE = "_opensmd_tag"
 
 
 class Memory:
-    """What all tensors share that are views of the same memory.
+    """What all tensors in the same memory share.
 
     Attributes:
-        changes: in-place changes so far; copies on other ranks that are older are sent again.
-        invalidated: why the tensors that still point here cannot be used any more.
+        changes: in-place changes so far; older copies on other ranks are sent again.
+        invalidated: why the tensors that still point here can no longer be used.
     """
 
     __slots__ = ("changes", "invalidated")
@@ -59,10 +59,10 @@ class Memory:
 
 
 class AliasFamily:
-    """What views of one tensor share with it for autograd; detached ones share the memory alone.
+    """What views of one tensor share with it for autograd; detached ones share only the memory.
 
     Attributes:
-        requires_grad: an in-place change has made the whole family require gradients.
+        requires_grad: whether an in-place change has made the whole family require gradients.
         parents: what in-place changes have written into it.
     """
 
@@ -80,9 +80,9 @@ class Tag:
     Attributes:
         home: the pipeline rank that has the data.
         parents: the tensors with a home that this one was computed from, if it requires gradients.
-        real: at home, the tensor that has the data if it is not the tagged one itself.
-        form: shape, strides and dtype of the tensor where the tag knows them, to be quick.
-        serial: of the microbatch that made it, counted over all steps; -1 if none did.
+        real: at home, the tensor with the data, if that is not the tagged one itself.
+        form: the tensor's shape, strides and dtype, cached if known.
+        serial: the number over all steps of the microbatch that created it; -1 if none did.
     """
 
     __slots__ = ("__weakref__", "_family", "_requires_grad", "form", "home", "parents", "real", "serial")
@@ -107,19 +107,19 @@ class Tag:
 
     @property
     def family(self) -> AliasFamily:
-        """Shared with the tensor's views; most tensors have none and never need it."""
+        """What it shares with its views; most tensors have none and never need this."""
         if self._family is None:
             self._family = AliasFamily()
         return self._family
 
     @property
     def changes(self) -> int:
-        """In-place changes of the tensor's memory."""
+        """The number of in-place changes of the tensor's memory."""
         return 0 if self._family is None else self._family.memory.changes
 
     @property
     def invalidated(self) -> str | None:
-        """Why the tensor cannot be used any more."""
+        """Why the tensor can no longer be used."""
         return None if self._family is None else self._family.memory.invalidated
 
     @property
@@ -136,9 +136,9 @@ class Tag:
 
 
 def ancestors(tags: Iterable[Tag]) -> set[Tag]:
-    """The tags and all that they depend on."""
+    """Return the tags and all that they depend on."""
     found: set[Tag] = set()
-    # Without recursion: a microbatch may have more calls, one after the other, than Python has stack.
+    # Without recursion: a microbatch may have longer chains of calls than Python has stack.
     left = list(tags)
     while left:
         tag = left.pop()
@@ -151,7 +151,7 @@ def ancestors(tags: Iterable[Tag]) -> set[Tag]:
 
 
 def count_changes(tensors: Iterable[Tensor]) -> None:
-    """Each has been changed in place where its data is; called on all ranks: their copies are older now."""
+    """Note in-place changes at the tensors' homes; all ranks must call, because copies become outdated."""
     for tensor in tensors:
         tag = tag_of(tensor)
         if tag is not None:
@@ -159,32 +159,32 @@ def count_changes(tensors: Iterable[Tensor]) -> None:
 
 
 def tag_of(tensor: Tensor) -> Tag | None:
-    """The tensor's tag; None for a replicated tensor."""
+    """Return the tensor's tag; None for a replicated tensor."""
     tag: Tag | None = tensor.__dict__.get(ATTRIBUTE)
     return tag
 
 
 def real_tensor(tensor: Tensor) -> Tensor:
-    """At its home, the tensor that has the data."""
+    """Return, at its home, the tensor that has the data."""
     tag = tag_of(tensor)
     return tensor if tag is None or tag.real is None else tag.real
 
 
 def form_of(tensor: Tensor, tag: Tag) -> Form:
-    """What all ranks know of the form of a tensor with this tag."""
+    """Return what all ranks know about the form of a tensor with this tag."""
     return tag.form or (tensor.shape, strides_of(tensor), tensor.dtype)
 
 
 def tags_of(tensors: Sequence[Tensor]) -> list[Tag | None]:
-    """The tensors' tags."""
+    """Return the tensors' tags."""
     tags: list[Tag | None] = []
-    for tensor in tensors:  # a comprehension has a frame of its own, and every call passes here
+    for tensor in tensors:  # a comprehension has its own frame, and every call comes here
         tags.append(tensor.__dict__.get(ATTRIBUTE))
     return tags
 
 
 def tensor_key(tensor: Tensor) -> tuple[Any, ...]:
-    """What all ranks know of a tensor; hashable."""
+    """Return what all ranks know about a tensor; hashable."""
     tag: Tag | None = tensor.__dict__.get(ATTRIBUTE)
     if tag is None:
         if is_sparse(tensor):
@@ -199,12 +199,12 @@ def put_tag(tensor: Tensor, tag: Tag) -> None:
 
 
 def remove_tag(tensor: Tensor) -> None:
-    """Let the tensor have no home any more: all ranks have its data."""
+    """Remove the tensor's home, because all ranks have its data."""
     tensor.__dict__.pop(ATTRIBUTE, None)
 
 
 def highest_home(tags: Iterable[Tag | None]) -> int | None:
-    """The home that an operation on tensors with these tags follows; None if all are replicated."""
+    """Return the home of an operation on tensors with these tags; None if all are replicated."""
     highest: int | None = None
     for tag in tags:
         if tag is not None and (highest is None or tag.home > highest):

@@ -1,7 +1,7 @@
-"""One rank's schedule over all steps: what settings and plan leave open is decided by what steps have taken.
+"""One rank's schedule over all steps: measured times decide what settings and plan leave open.
 
-Three things are learnt: what the stages take, where a search orders the work by it; how many backwards gain
-by running in two parts; and how long it is worth waiting for what the order has next.
+Three things are learnt: the times of the stages, if a search orders the work by them; how many backwards gain
+from being split; and how long it is worth waiting for what the order has next.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["AdaptiveSchedule"]
 
 
 class AdaptiveSchedule:
-    """What one rank does in which order, step after step.
+    """The order of one rank's work, step after step.
 
     Args:
         planned: the schedule before any step has been measured.
 
     Attributes:
-        patience: of this rank.
+        patience: that of this rank.
     """
 
     def __init__(self, planned: RankSchedule) -> None:
@@ -41,19 +41,19 @@ class AdaptiveSchedule:
         return self._planned.in_order
 
     def policy(self, microbatches: int, *, reduces: bool) -> Policy:
-        """Who goes on in the next step; ``reduces``: replicas reduce gradients in its last backward."""
+        """Return the next step's policy; ``reduces``: replicas reduce gradients in its last backward."""
         return self._schedule.policy(microbatches, reduces=reduces)
 
     def splits_from(self, microbatches: int) -> int:
-        """The microbatches of the next step from this one on leave their weight gradients for later."""
+        """Return the microbatch from which on the next step leaves weight gradients for later."""
         return self._split_choice.splits_from(microbatches)
 
     def follow_times(self, measured: Sequence[StageTimes]) -> None:
-        """Let the order follow what a microbatch takes on each stage; on all ranks alike."""
+        """Adapt the order to a microbatch's times on each stage; on all ranks alike."""
         self._schedule = replace(self._planned, plan=with_times(self._planned.plan, measured))
         self._split_choice = SplitChoice(self._schedule)
 
     def step_has_ended(self, microbatches: int, record: Record) -> None:
-        """Learn from a step what it has taken."""
+        """Learn from a step's times."""
         self._split_choice.step_has_ended(microbatches, record)
         self.patience.step_has_ended([each * 1e-9 for each in record.spent("backward").values()])

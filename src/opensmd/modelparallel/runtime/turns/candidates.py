@@ -1,13 +1,13 @@
-"""Which microbatch of a rank goes on: where each is, what each waits for, and the choice among them.
+"""Which microbatch of a rank continues: where each is, what each waits for, and the choice among them.
 
-The policy chooses by its own order, and asks of each that it would like whether that can go on::
+The policy chooses by its own order, and asks whether its preferred microbatches can continue::
 
     Turns ── pick ──► Candidates ── pick(standing, can go on?) ──► Policy
                           │                                           │
                       Arrivals ◄── has a message come? ◄──────────────┘
 
-Where nothing can go on, the rank waits for the messages of exactly those that were asked for. Threads and
-errors are the business of ``turns.py``.
+If none can, the rank waits for the messages of exactly those that were asked for. ``turns.py`` handles
+threads and errors.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from opensmd.modelparallel.runtime.turns.record import Record
 
 __all__ = ["IN_FORWARD", "Candidates"]
 
-# Enum members are slow to reach
+# Enum members are slow to look up
 _NEW, _RUNNING, _FORWARD, _AT_FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress
 IN_FORWARD = (_NEW, _RUNNING, _FORWARD, _AT_FORWARD)
 
 
 class Candidates:
-    """The microbatches of one step, as far as it is to be decided which goes on.
+    """The microbatches of one step, and the choice of which continues.
 
     Args:
-        microbatches: of the step.
+        microbatches: the number in the step.
         policy: chooses.
-        arrivals: says what has come.
-        weights_left: of which microbatches and chunks weight gradients are left; changes as the step goes on.
+        arrivals: tells what has come.
+        weights_left: the microbatches and chunks with pending weight gradients; changes during the step.
         record: notes when the rank waits.
-        patience: how long it is worth waiting for what the policy would have chosen first.
+        patience: how long it is worth waiting for the policy's first choice.
 
     Attributes:
         progress: how far each microbatch has come.
-        chunked: microbatches come to this rank several times.
+        chunked: whether microbatches pass this rank several times.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Candidates:
         self._arrivals = arrivals
         self._record = record
         self._patience = patience
-        self._given_up: Action | None = None  # the latest that patience was in vain for
+        self._given_up: Action | None = None  # the latest action that was waited for in vain
         self._messages: list[Sequence[Message]] = [()] * count
         self._until: list[Callable[[], bool] | None] = [None] * count
-        self._refused: list[int] = []  # by the latest choice, as what they wait for had not come
-        self._calls: Counter[tuple[int, Hashable]] = Counter()  # of microbatches, where their order counts
+        self._refused: list[int] = []  # by the latest choice, because their messages had not come
+        self._calls: Counter[tuple[int, Hashable]] = Counter()  # of microbatches, if their order matters
 
     def put(
         self,
@@ -82,7 +82,7 @@ class Candidates:
         messages: Sequence[Message] = (),
         until: Callable[[], bool] | None = None,
     ) -> None:
-        """A microbatch does not run: where it is, and what it waits for."""
+        """Store a suspended microbatch's progress, and what it waits for."""
         self.progress[index] = progress
         if self.chunked:
             self._chunks[index] = self._microbatches[index].chunk
@@ -90,12 +90,12 @@ class Candidates:
         self._until[index] = until
 
     def end(self, index: int) -> None:
-        """A microbatch has ended."""
+        """Note that a microbatch has ended."""
         self.progress[index] = _DONE
-        self._until[index] = None  # which may refer to what the step has made
+        self._until[index] = None  # it may refer to objects of the step
 
     def pick(self) -> Choice | None:
-        """What comes next of all that can go on."""
+        """Choose what comes next of all that can continue."""
         self._refused.clear()
         try:
             return self._policy.pick(self._standing, self._can_go_on)
@@ -106,14 +106,14 @@ class Candidates:
         """Whether the running microbatch would come next if it waited there for ``messages``."""
         if messages and not self._has_come(messages):
             return False
-        # As if it waited: the policy chooses among those that wait, and this is to be one of them.
+        # As if it waited, because the policy chooses among waiting ones.
         self.put(index, progress, messages)
         choice = self.pick()
         self.progress[index] = _RUNNING
         return choice == Choice(index)
 
     def earlier_have_made(self, index: int, call: Hashable) -> Callable[[], bool]:
-        """Tells whether each earlier microbatch is through its forward, or has made ``call`` more often."""
+        """Return a check that each earlier microbatch has ended its forward or made ``call`` more often."""
         calls, own = self._calls, self._calls[index, call]
 
         def have_made() -> bool:
@@ -123,13 +123,13 @@ class Candidates:
         return have_made
 
     def count_call(self, index: int, call: Hashable) -> None:
-        """A microbatch makes ``call``, of which the order counts."""
+        """Note that a microbatch makes ``call``, whose order matters."""
         self._calls[index, call] += 1
 
     def wait_for_any(self) -> None:
-        """Wait until one of those can go on that :meth:`pick` has looked at."""
-        # Of those alone that the choice has asked for: the message of one that is held may be there already,
-        # and waiting for it would not wait at all. One that has come since ends the wait at once.
+        """Wait until one of those that :meth:`pick` has asked for can continue."""
+        # Only for those: the message of a held one may already be there, and waiting for it would not wait at
+        # all. A message that has come since ends the wait at once.
         messages = [
             message
             for index in self._refused
@@ -140,7 +140,7 @@ class Candidates:
         self._wait_idle(messages)
 
     def comes_in_time(self, action: Action) -> bool:
-        """Wait a little for what an action needs, once."""
+        """Wait briefly for what an action needs, once."""
         seconds, messages = self._patience.seconds, self._messages[action.microbatch]
         in_vain = action == self._given_up or self._is_held(action.microbatch)
         if in_vain or not (seconds and messages):
@@ -151,7 +151,7 @@ class Candidates:
         return came
 
     def wait_for(self, messages: Sequence[Message], at_most: float | None = None) -> bool:
-        """Wait until a message has come, or so many seconds, and say whether one has."""
+        """Wait for a message, or so many seconds; return whether one has come."""
         try:
             if at_most is not None:
                 return self._arrivals.comes_within(messages, at_most)
@@ -161,7 +161,7 @@ class Candidates:
             raise self._stopped(error) from error
 
     def _wait_idle(self, messages: Sequence[Message], at_most: float | None = None) -> bool:
-        """Wait where nothing else is done meanwhile, and say whether one has come."""
+        """Wait with nothing else to do; return whether one has come."""
         self._record.begin(-1, "wait")
         try:
             return self.wait_for(messages, at_most)
@@ -171,7 +171,7 @@ class Candidates:
     def _can_go_on(self, index: int) -> bool:
         if not self._is_held(index):
             until, messages = self._until[index], self._messages[index]
-            # What it waits for may have been brought about by another microbatch, without a message.
+            # Another microbatch may have brought about what it waits for, without a message.
             if self._has_come(messages) or (not messages if until is None else until()):
                 return True
         self._refused.append(index)

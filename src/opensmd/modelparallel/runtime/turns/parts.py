@@ -1,4 +1,4 @@
-"""What turns are made of: runs that go on, messages that come, weight gradients, state per microbatch."""
+"""Interfaces of what turns handle: runs, arriving messages, weight gradients, state per microbatch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Arrivals", "Done", "Run", "SwappedState", "Waiting", "WeightWork"]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A microbatch has only its backward left, which goes on when one of ``messages`` has come."""
+    """A microbatch has only its backward left, which continues when one of ``messages`` has come."""
 
     messages: Sequence[Message]
 
@@ -24,23 +24,23 @@ class Done:
 
 
 class Run(Protocol):
-    """A microbatch's pass through the step, as its turns see it."""
+    """A microbatch's pass through the step, as seen by turns."""
 
     def advance(self) -> Waiting | Done:
-        """Go on as far as the user's function, or what it has left, keeps the thread's stack."""
+        """Continue as long as the user's function, or what it has left, needs the thread's stack."""
 
 
 class Arrivals(Protocol):
-    """What can say which messages have come: the part of a transport that turns need."""
+    """The part of a transport that turns need: which messages have come."""
 
     def ready(self, message: Message) -> bool:
         """Whether a message has come."""
 
     def wait_any(self, messages: Sequence[Message]) -> int:
-        """Wait until one of the messages has come, and say which."""
+        """Wait until one of the messages has come, and return it."""
 
     def comes_within(self, messages: Sequence[Message], seconds: float) -> bool:
-        """Wait at most so long until one of the messages has come, and say whether it has."""
+        """Wait at most so long for one of the messages, and return whether one has come."""
 
 
 class WeightWork(Protocol):
@@ -48,7 +48,7 @@ class WeightWork(Protocol):
 
     @property
     def left(self) -> Sequence[tuple[int, int]]:
-        """Of which microbatches and chunks, earliest first; the same object throughout a step."""
+        """The pending microbatches and chunks, earliest first; the same object throughout a step."""
 
     def run(self, microbatch: int, chunk: int) -> None:
         """Compute the weight gradients of one microbatch."""
@@ -58,13 +58,13 @@ class SwappedState(Protocol):
     """What every microbatch has to itself although they take turns."""
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
-        """A microbatch begins, or a backward that it has deferred."""
+        """Start a microbatch, or its deferred backward."""
 
     def suspend(self, microbatch: int, *, through: bool) -> None:
-        """A microbatch lets others go on; ``through`` its forward or not."""
+        """Suspend a microbatch for others; ``through``: whether its forward is complete."""
 
     def resume(self, microbatch: int) -> None:
-        """A microbatch goes on after others have."""
+        """Resume a microbatch after others have run."""
 
     def end(self, microbatch: int, *, backward_left: bool) -> None:
-        """A microbatch's function has returned, or also the backward that it has deferred."""
+        """End a microbatch's function, or the backward that it has deferred."""

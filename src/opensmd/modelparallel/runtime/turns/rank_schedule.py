@@ -1,4 +1,4 @@
-"""What one rank does in which order: the settings and the plan, as a policy for each step."""
+"""The order of one rank's work: a policy for each step, from the settings and the plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _searched(times: Sequence[ChunkTimes], microbatches: int, most_kept: int) ->
 
 
 def _searched_v(times: Sequence[ChunkTimes], microbatches: int) -> Table:
-    """For two equal chunks a rank, within the memory of the first rank of 1F1B."""
+    """Search for two equal chunks per rank, within the memory of 1F1B's first rank."""
     ranks = len(times)
     stages = _fused_v(ranks, microbatches).stages
     limits = [ranks * len(own) for own in stages]
@@ -63,13 +63,14 @@ class RankSchedule:
 
     Attributes:
         plan: tells which stages send to which.
-        stage: this rank of the pipeline.
-        partitions: how many there are.
+        stage: this rank's position in the pipeline.
+        partitions: the number of partitions.
         pipeline: the setting.
-        active_microbatches: how many microbatches may be under way at once.
-        in_order: all ranks do everything in one order.
-        virtual_stages: how many stages each rank has.
-        common: what a search finds, the same on all ranks; they call it together, so one may search for all.
+        active_microbatches: how many microbatches may be in flight.
+        in_order: whether all ranks do everything in one order.
+        virtual_stages: the number of stages per rank.
+        common: makes a search's result the same on all ranks, which call it together, so one may search for
+            all.
     """
 
     plan: Plan
@@ -83,7 +84,7 @@ class RankSchedule:
 
     @cached_property
     def _found(self) -> dict[int, Table]:
-        """What searches have found, by the number of microbatches."""
+        """The results of searches, by the number of microbatches."""
         return {}
 
     @cached_property
@@ -104,7 +105,7 @@ class RankSchedule:
         return any(each.source == self.partitions - 1 and each.target == 0 for each in self.plan.crossings)
 
     def policy(self, microbatches: int, *, reduces: bool) -> Policy:
-        """Who goes on in a step; ``reduces``: replicas reduce gradients in its last backward."""
+        """Return a step's policy; ``reduces``: replicas reduce gradients in its last backward."""
         kind = microbatches, reduces
         if kind not in self._policies:
             self._policies[kind] = self._make_policy(microbatches, reduces)
@@ -112,7 +113,7 @@ class RankSchedule:
 
     @cached_property
     def _policies(self) -> dict[tuple[int, bool], Callable[[], Policy]]:
-        """What makes one for each step, by the kind of step."""
+        """What creates a policy per step, by the kind of step."""
         return {}
 
     def _make_policy(self, microbatches: int, reduces: bool) -> Callable[[], Policy]:
@@ -125,7 +126,7 @@ class RankSchedule:
             return partial(follow, row, most_active=math.inf, forwards_first=True)
         chunked = self._chunked(microbatches)
         if chunked is not None:
-            # Weight gradients without a place in the table fill waits, within the memory of the table.
+            # Weight gradients without a place in the table fill waits, within the table's memory.
             return partial(
                 follow,
                 self._row_of(chunked),
@@ -146,7 +147,7 @@ class RankSchedule:
             ahead = forwards_ahead(self.partitions, active)
             row = self._row_of(zero_bubble(self.partitions, microbatches, more=ahead))
             return partial(follow, row, most_active=math.inf, early=False, weights_last=False)
-        # No chain, or too little memory for the tables above: here a row is only an order of preference.
+        # No chain, or too little memory for the tables above; here a row is only an order of preference.
         make = one_forward_one_backward if self.pipeline == "1f1b" else zero_bubble_h1
         row = self._row_of(make(self.partitions, microbatches))
         return partial(follow, row, most_active=active, most_kept=active, window=self._window)
@@ -155,7 +156,7 @@ class RankSchedule:
         return table.rows[self.stage]
 
     def most_split(self, microbatches: int) -> int:
-        """How many backwards of a step, its last, may run in two parts, of which the second waits."""
+        """Return how many of a step's last backwards may be split."""
         if self.pipeline == "1f1b":
             return 0
         few = self.pipeline == "simple" or (self.measures_splits and self.chain and self.partitions == 2)
@@ -164,7 +165,7 @@ class RankSchedule:
 
     @property
     def few_split(self) -> int:
-        """How many do where splitting more of them costs more than it gains."""
+        """Return how many to split if splitting more costs more than it gains."""
         return splits_at_the_end(
             stage=self.stage,
             partitions=self.partitions,
@@ -174,19 +175,19 @@ class RankSchedule:
 
     @property
     def measures_splits(self) -> bool:
-        """Whether only as many do as pays, by measurement; other schedules always split."""
+        """Whether to split only as many as measurements justify; other schedules always split."""
         if self.in_order:
             return False
         return self.in_a_v or (self.pipeline in ("interleaved", "simple") and self.virtual_stages == 1)
 
     @property
     def in_a_v(self) -> bool:
-        """Whether the order is that of a V, which the plan has."""
+        """Whether both the order and the plan are those of a V."""
         return self.pipeline == "v" and self._comes_back
 
     @property
     def _times(self) -> tuple[ChunkTimes, ...]:
-        """What the stages take, as far as the plan knows; equal times where it does not."""
+        """Return the times of the stages from the plan; equal times if unknown."""
         loads = self.plan.loads
         if not any(load.seconds for load in loads):
             return (ChunkTimes(1.0, 1.0, 1.0),) * self.partitions
@@ -202,7 +203,7 @@ class RankSchedule:
         )
 
     def _chunked(self, microbatches: int) -> Table | None:
-        """The table of several stages a rank, if the plan has such and there is memory for it."""
+        """Return the table for several stages per rank, if the plan has these and memory allows."""
         ranks = self.partitions
         if self.active_microbatches < ranks:
             return None

@@ -1,4 +1,4 @@
-"""What a rank did in a step, and when: for the pipeline chart and the Chrome trace."""
+"""What a rank did in a step, and when, for the pipeline chart and the Chrome trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Stretch(NamedTuple):
 
     Attributes:
         microbatch: -1 for waiting.
-        kind: "forward", "backward", "weights" (what was left of a backward for later) or "wait".
+        kind: "forward", "backward", "weights" (the part of a backward left for later) or "wait".
     """
 
     microbatch: int
@@ -28,7 +28,7 @@ class Record:
     """The stretches of one step."""
 
     def __init__(self) -> None:
-        # Plain tuples: they are made at every turn, and Stretches of them only if somebody looks.
+        # Plain tuples: they are created at every turn, Stretches only on request.
         self._ended: list[tuple[int, str, int, int]] = []
         self.kind = "forward"
         self._microbatch = -1
@@ -36,16 +36,16 @@ class Record:
 
     @property
     def stretches(self) -> list[Stretch]:
-        """The stretches that have ended, in order."""
+        """Return the finished stretches, in order."""
         return [Stretch(*each) for each in self._ended]
 
     @property
     def ended(self) -> Sequence[tuple[int, str, int, int]]:
-        """The same without a Stretch for each, for who keeps them."""
+        """Return the same as tuples, for keeping."""
         return self._ended
 
     def spent(self, kind: str) -> dict[int, int]:
-        """Nanoseconds of a kind, by microbatch."""
+        """Return nanoseconds of a kind, by microbatch."""
         found: dict[int, int] = {}
         for microbatch, other, start, end in self._ended:
             if other == kind:
@@ -53,22 +53,22 @@ class Record:
         return found
 
     def begin(self, microbatch: int, kind: str) -> None:
-        """A stretch of a microbatch begins now."""
+        """Start a stretch of a microbatch now."""
         self._microbatch, self.kind, self._start = microbatch, kind, time.perf_counter_ns()
 
     def end(self) -> None:
-        """The stretch that began last ends now."""
+        """End the current stretch now."""
         self._ended.append((self._microbatch, self.kind, self._start, time.perf_counter_ns()))
 
     def turn(self, kind: str) -> None:
-        """The microbatch goes over from forward to backward or back."""
+        """Switch the microbatch from forward to backward or back."""
         now = time.perf_counter_ns()
         self._ended.append((self._microbatch, self.kind, self._start, now))
         self.kind, self._start = kind, now
 
     @contextlib.contextmanager
     def interrupted(self) -> Iterator[None]:
-        """What goes on stops for something else, and goes on afterwards."""
+        """Interrupt the current stretch for something else, and continue it afterwards."""
         microbatch, kind = self._microbatch, self.kind
         self.end()
         yield

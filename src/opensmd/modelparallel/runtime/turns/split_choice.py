@@ -1,6 +1,6 @@
-"""Which backwards of a step run in two parts: chosen by what the first steps have taken.
+"""Which backwards of a step to split, chosen by the first steps' times.
 
-Everything goes on in the order of the microbatches either way, so what is chosen changes no result.
+Gradients are added in the order of the microbatches either way, so the choice does not change results.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from opensmd.modelparallel.runtime.turns.record import Record
 
 __all__ = ["SplitChoice"]
 
-FIRST = 1  # the step after this many is measured: the one before it reads and learns what later ones know
-MEASURED = 6  # so many steps are
-AGAIN = 1000  # after as many the data may be of other sizes
+FIRST = 1  # measuring starts after this many steps, because the first one still learns
+MEASURED = 6  # the number of measured steps
+AGAIN = 1000  # measure again after so many steps, because data sizes may change
 
 
 @dataclass(slots=True)
 class _Steps:
-    """Steps of one number of microbatches: how many they split, and what backwards took, in nanoseconds."""
+    """Steps with the same number of microbatches: how many they split, and nanoseconds of backwards."""
 
     chosen: int
     few: int = 0
@@ -33,10 +33,10 @@ class _Steps:
 
 
 class SplitChoice:
-    """Says how many of a step's last backwards run in two parts.
+    """Decides how many of a step's last backwards to split.
 
     Args:
-        schedule: of this rank. Only one that leaves the choice to measurement is measured.
+        schedule: this rank's. Only one that leaves the choice to measurement is measured.
     """
 
     def __init__(self, schedule: RankSchedule) -> None:
@@ -44,7 +44,7 @@ class SplitChoice:
         self._steps: dict[int, _Steps] = {}
 
     def splits_from(self, microbatches: int) -> int:
-        """The microbatches from this one on leave their weight gradients for later."""
+        """Return the microbatch from which on weight gradients are left for later."""
         if microbatches not in self._steps:
             self._steps[microbatches] = self._first_steps(microbatches)
         return microbatches - self._steps[microbatches].chosen
@@ -53,12 +53,12 @@ class SplitChoice:
         most = self._schedule.most_split(microbatches)
         if not most or not self._schedule.measures_splits:
             return _Steps(most)
-        # One at least is not split, to compare with.
+        # At least one is not split, for comparison.
         few = min(self._schedule.few_split, most, microbatches - 1)
         return _Steps(few, few, most, measured=True)
 
     def step_has_ended(self, microbatches: int, record: Record) -> None:
-        """Learn from a step what it has taken."""
+        """Learn from a step's times."""
         steps = self._steps.get(microbatches)
         if steps is None or not steps.measured:
             return
@@ -81,7 +81,7 @@ class SplitChoice:
 
     def _chosen(self, steps: _Steps, microbatches: int) -> int:
         if not (steps.whole and steps.first and steps.weights):
-            return 0  # nothing of these backwards can wait
+            return 0  # nothing in these backwards can wait
         times = BackwardTimes(_usual(steps.whole), _usual(steps.first), _usual(steps.weights))
         return split_count(
             times,
@@ -94,5 +94,5 @@ class SplitChoice:
 
 
 def _usual(spent: list[int]) -> int:
-    """What a backward takes when the machine has no other work: the quickest quarter takes no longer."""
+    """Return a backward's time on an otherwise idle machine: the longest of the quickest quarter."""
     return sorted(spent)[len(spent) // 4]

@@ -18,7 +18,7 @@ __all__ = ["ThreadState", "without_autocast"]
 class ThreadState(NamedTuple):
     """Gradient and inference mode, autocast and function modes (such as a default device), CUDA's stream.
 
-    The stream says which device is the current one, too: new threads begin with the first.
+    The stream also determines the current device; new threads would start with the first.
     """
 
     grad: bool
@@ -30,11 +30,11 @@ class ThreadState(NamedTuple):
 
     @classmethod
     def of_this_thread(cls) -> ThreadState:
-        """The modes as they are now."""
+        """Return the current modes."""
         return cls(
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
-            # Asked for one by one only if any is on: most steps have none.
+            # Queried one by one only if any is on; most steps have none.
             autocast=tuple(
                 (kind, torch.get_autocast_dtype(kind))
                 for kind in ("cpu", "cuda")
@@ -51,7 +51,7 @@ class ThreadState(NamedTuple):
     def restored(self) -> Iterator[None]:
         """Enter these modes in another thread."""
         with contextlib.ExitStack() as stack:
-            # In this order: leaving or entering inference mode sets the gradient mode, too.
+            # In this order, because leaving or entering inference mode also sets the gradient mode.
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for kind, dtype in self.autocast:
@@ -64,12 +64,12 @@ class ThreadState(NamedTuple):
 
 
 def _stream() -> torch.cuda.Stream | None:
-    """The stream of this thread, on its device; None where CUDA is not in use."""
+    """Return this thread's stream, on its device; None if CUDA is not in use."""
     return torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:
-    """For what was called for outside of any autocast, in a thread that may be in one meanwhile."""
+    """Leave autocast, for what was requested outside any, in a thread that may now be in one."""
     return _autocast_off() if any_autocast() else contextlib.nullcontext()
 
 

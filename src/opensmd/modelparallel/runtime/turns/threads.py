@@ -1,4 +1,4 @@
-"""Threads that stay from step to step, so that the math libraries' thread pools behind them do too."""
+"""Threads that persist between steps, and with them their thread pools in the math libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Threads"]
 
 
 class Threads:
-    """Runs jobs in threads that have nothing to do, or in new ones."""
+    """Runs jobs in idle threads, or in new ones."""
 
     def __init__(self) -> None:
         self._idle: list[_Thread] = []
@@ -23,14 +23,14 @@ class Threads:
         (thread or _Thread(self._goes_on)).run(job)
 
     def close(self) -> None:
-        """End the threads that have nothing to do now, and each of the others after its job."""
+        """End idle threads now, and the others after their jobs."""
         with self._lock:
             idle, self._idle, self._closed = self._idle, [], True
         for thread in idle:
             thread.run(None)
 
     def _goes_on(self, thread: _Thread) -> bool:
-        """Take in a thread that has done its job; whether there may be another one."""
+        """Take back a thread after its job; return whether it may get another one."""
         with self._lock:
             if not self._closed:
                 self._idle.append(thread)
@@ -43,7 +43,7 @@ class _Thread:
         self._wake.acquire()
         self._job: Callable[[], None] | None = None
         self._goes_on = goes_on
-        # A daemon, as it sleeps when the process ends.
+        # A daemon, because it may be asleep when the process ends.
         threading.Thread(target=self._live, daemon=True, name="smp-microbatch").start()
 
     def run(self, job: Callable[[], None] | None) -> None:
@@ -57,7 +57,7 @@ class _Thread:
             if self._job is None:
                 return
             self._job()
-            # Before it counts as idle: from then on somebody may give it another job.
+            # Before it counts as idle, because it may then get another job.
             self._job = None
             if not self._goes_on(self):
                 return

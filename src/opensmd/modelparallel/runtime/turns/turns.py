@@ -1,19 +1,19 @@
 """The microbatches of a rank take turns: one of them runs at a time.
 
-Three stages, four microbatches, a forward of one tick and a backward of two; ``Fi`` and ``Bi`` are those of
-microbatch i, a dot is a tick in which a rank has nothing to do::
+Three stages, four microbatches, forwards of one tick and backwards of two; ``Fi`` and ``Bi`` are those of
+microbatch i, a dot is an idle tick::
 
     rank 0   F0 F1 F2 F3 .  .  .  B0 B0 .  B1 B1 .  B2 B2 .  B3 B3
     rank 1   .  F0 F1 F2 .  B0 B0 F3 B1 B1 .  B2 B2 .  B3 B3
     rank 2   .  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
 
-A microbatch hands its turn on where it comes to a tensor that has not arrived, or to a backward. Who goes on
-is chosen in ``candidates.py``, by a policy. The unit tests play whole pipelines in one process and compare
+A microbatch passes on its turn when it needs a tensor that has not arrived, or comes to a backward. A policy
+in ``candidates.py`` chooses who continues. The unit tests simulate whole pipelines in one process and compare
 them with tables.
 
-A microbatch keeps the thread in which it began as long as the user's function runs, whose stack that is. The
-first begins in the thread that called the step. A thread whose microbatch has ended, or has only its backward
-left, goes on with another one, so that a rank which never waits in mid-course never changes threads::
+A microbatch keeps its initial thread, with its stack, as long as the user's function runs. The first starts
+in the thread that called the step. A thread whose microbatch has ended, or has only its backward left,
+continues with another one, so a rank that never waits inside a function never changes threads::
 
     thread of the step   F0 ── F1 ── waits in F1 ........... (F1) ── B0 ── B1
                                      └─ wakes                ↑
@@ -41,16 +41,16 @@ from opensmd.modelparallel.runtime.turns.threads import Threads
 
 __all__ = ["StepAborted", "Turns"]
 
-# Enum members are slow to reach
+# Enum members are slow to look up
 _NEW, _RUNNING, _FORWARD, _AT_FORWARD, _AT_BACKWARD, _BACKWARD, _DONE = Progress
 
 
 class StepAborted(BaseException):
-    """Ends a microbatch that waits when another one of the step has failed."""
+    """Ends a waiting microbatch when another one of the step has failed."""
 
 
 class _Worker:
-    """A thread that can begin microbatches, and its way to be woken."""
+    """A thread that can start microbatches, and how to wake it."""
 
     def __init__(self) -> None:
         self.wake = threading.Lock()
@@ -59,22 +59,22 @@ class _Worker:
 
 
 class Turns:
-    """Who runs now, of the microbatches of one step.
+    """Decides which microbatch of a step runs.
 
     Args:
-        microbatches: of the step.
-        policy: which goes on.
-        arrivals: says what has come.
+        microbatches: the number in the step.
+        policy: chooses which continues.
+        arrivals: tells what has come.
         weight_work: what backwards have left for later.
         record: notes what ran when.
-        threads: where further microbatches run.
-        swapped_state: what microbatches have to themselves.
-        patience: how long it is worth waiting for what the policy would have chosen first.
+        threads: for further microbatches.
+        swapped_state: what each microbatch has to itself.
+        patience: how long it is worth waiting for the policy's first choice.
 
     Attributes:
         error: the first of any microbatch, or of waiting for messages.
         failed: the microbatch that raised it; None for an error of waiting.
-        chunked: microbatches come to this rank several times, and give way to others before each.
+        chunked: whether microbatches pass this rank several times, and yield before each.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Turns:
     def wait(
         self, microbatch: Microbatch, messages: list[Message], until: Callable[[], bool] | None = None
     ) -> None:
-        """Let others go on until one of ``messages`` has come, or ``until`` holds."""
-        # In a fixed order nobody else may go on meanwhile: every turn comes where the order says.
+        """Let others run until one of ``messages`` has come, or ``until`` holds."""
+        # In a fixed order, no other may run meanwhile: every turn comes where the order says.
         if self._waits_in_place:
             if messages:
                 self._candidates.wait_for(messages)
@@ -124,9 +124,9 @@ class Turns:
         self._suspend(microbatch.index, _BACKWARD if backward else _FORWARD, messages, until)
 
     def wait_for_earlier(self, microbatch: Microbatch, call: Hashable = None) -> None:
-        """Let others go on until all earlier microbatches have been through their forwards on this rank.
+        """Let others run until all earlier microbatches have completed their forwards on this rank.
 
-        Those need not that have made ``call`` as often as this one, which is about to make it.
+        Earlier ones that have already made ``call`` as often as this one is about to need not.
         """
         have_gone = self._candidates.earlier_have_made(microbatch.index, call)
         if not have_gone():
@@ -135,29 +135,29 @@ class Turns:
             self._candidates.count_call(microbatch.index, call)
 
     def before_chunk(self, microbatch: Microbatch, messages: list[Message]) -> None:
-        """Let others go on before a further part of a forward, which begins with one of ``messages``."""
+        """Let others run before a further part of a forward, which starts with one of ``messages``."""
         if not self._candidates.would_pick(microbatch.index, _AT_FORWARD, messages):
             self._suspend(microbatch.index, _AT_FORWARD, messages, None)
 
     def before_backward(self, microbatch: Microbatch, messages: list[Message]) -> None:
-        """Let others go on before a backward; ``messages`` are those that it would wait for at once."""
+        """Let others run before a backward; ``messages`` are those that it would immediately wait for."""
         self._suspend(microbatch.index, _AT_BACKWARD, messages, None)
 
     def is_first(self, microbatch: Microbatch, messages: list[Message]) -> bool:
-        """Whether a backward, which would wait for ``messages`` at once, comes before everything else."""
+        """Whether a backward, which would immediately wait for ``messages``, comes before everything else."""
         return self._candidates.would_pick(microbatch.index, _AT_BACKWARD, messages)
 
     # --- the course of a step --------------------------------------------------------------------------
 
     def run(self, runs: Sequence[Run]) -> None:
-        """Run all microbatches, ``runs`` in their order; the first error of any ends all and is raised."""
+        """Run all microbatches, ``runs`` in their order; the first error ends all and is raised."""
         self._runs = runs
         self._idle.append(self._main)
         first = self._next()
         if first is not None:
             self._idle.remove(self._main)
             self._work(self._main, first)
-        self._runs = ()  # which refer back to this object: their memory shall not wait for the collector
+        self._runs = ()  # they refer back to this object, and their memory should not wait for the collector
         for worker in self._idle:
             if worker is not self._main:
                 worker.task = None
@@ -175,26 +175,26 @@ class Turns:
         if chosen != index:
             worker = self._workers[index]
             assert worker is not None  # that of the calling thread
-            # The state is changed while no other thread runs: before the turn is handed over, and after it
-            # has come back.
+            # State changes only while no other thread runs: before the turn is passed on, and after it has
+            # come back.
             self._swapped_state.suspend(index, through=progress not in IN_FORWARD)
             self._hand_over(chosen)
             worker.wake.acquire()
             self._swapped_state.resume(index)
-        # The turn may have come back only so that this thread unwinds its stack: nobody else can.
+        # The turn may have come back only for this thread to unwind its stack, which no other can do.
         if self.error is not None:
             raise StepAborted
         self._progress[index] = _RUNNING
         self._record.begin(index, kind)
 
     def _hand_over(self, chosen: int | None) -> None:
-        """Wake the thread of the chosen microbatch, or give it one; None wakes the main thread at the end."""
+        """Wake the chosen microbatch's thread, or give it one; None wakes the main thread at the end."""
         if chosen is None:
             self._main.task = None
             self._main.wake.release()
             return
         worker = self._workers[chosen]
-        if worker is not None:  # its function's stack is there, so it can go on nowhere else
+        if worker is not None:  # its function's stack is there, so it cannot continue elsewhere
             worker.wake.release()
             return
         if not self._idle:
@@ -216,17 +216,17 @@ class Turns:
             with self._thread_state.restored():
                 live()
 
-        # A copy for each thread, as a context cannot be entered while another thread is in it.
+        # A copy per thread, because a context cannot be entered while another thread is in it.
         self._threads_of_rank.start(partial(self._context.copy().run, with_state))
         return worker
 
     def _work(self, worker: _Worker, index: int | None) -> None:
-        """Run microbatches in this thread as long as new ones are chosen; then hand the turn over.
+        """Run microbatches in this thread as long as new ones are chosen; then pass the turn on.
 
-        Three ways lead out of the loop. The chosen microbatch has a thread: this one wakes that, and has
-        nothing to do until it is given another. The step has ended: the main thread returns from here into
-        the caller of the step, and every other wakes the main thread. And the main thread, which must not
-        return earlier, sleeps here instead of outside.
+        There are three ways out of the loop. If the chosen microbatch has a thread, this one wakes it, and is
+        idle until it gets another. If the step has ended, the main thread returns from here to the caller of
+        the step, and any other wakes the main thread. And the main thread, which must not return earlier,
+        sleeps here instead of outside.
         """
         while index is not None:
             self._workers[index] = worker
@@ -236,7 +236,7 @@ class Turns:
                 index = chosen
                 continue
             if worker is not self._main:
-                self._idle.append(worker)  # before the turn is handed over: whoever has it may take this one
+                self._idle.append(worker)  # before the turn is passed on: its holder may take this one
                 self._hand_over(chosen)
                 return
             if chosen is None:
@@ -247,7 +247,7 @@ class Turns:
             index = worker.task
 
     def _advance(self, index: int) -> None:
-        """Run a microbatch until its stack is not needed any more."""
+        """Run a microbatch until its stack is no longer needed."""
         backward = self._progress[index] is _AT_BACKWARD
         self._progress[index] = _RUNNING
         self._record.begin(index, "backward" if backward else "forward")
@@ -259,7 +259,7 @@ class Turns:
                 awaited = left.messages
             self._swapped_state.end(index, backward_left=awaited is not None)
         except BaseException as error:
-            if self.error is None:  # a StepAborted follows the error that aborted the step
+            if self.error is None:  # a StepAborted is a consequence of the first error
                 microbatch = self._microbatches[index]
                 self.error, self.failed = located(error, microbatch), microbatch
         self._record.end()
@@ -268,12 +268,12 @@ class Turns:
             self._left -= 1
         else:
             self._candidates.put(index, _AT_BACKWARD, awaited)
-            self._workers[index] = None  # the function has returned: any thread may run the backward
+            self._workers[index] = None  # the function has returned, so any thread may run the backward
 
     # --- who is next -----------------------------------------------------------------------------------
 
     def _next(self, inside: int | None = None) -> int | None:
-        """The microbatch that goes on; None at the end of the step.
+        """Choose the microbatch that continues; None at the end of the step.
 
         Args:
             inside: the microbatch whose function has called this, deep in its stack.
@@ -297,14 +297,14 @@ class Turns:
                 self.error = error
 
     def _compute_weights(self, microbatch: int, chunk: int, inside: int | None) -> None:
-        """Compute weight gradients that are left, within the function of a microbatch that waits or none."""
-        # A reentrant checkpoint begins a backward of its own, not the waiting function's.
+        """Compute pending weight gradients, perhaps inside a waiting microbatch's function."""
+        # A reentrant checkpoint starts its own backward, not the waiting function's.
         waiting = None if inside is None else self._microbatches[inside]
         with contextlib.nullcontext() if waiting is None else waiting.not_intercepted():
             self._weight_work.run(microbatch, chunk)
 
     def _next_to_abort(self) -> int | None:
-        """A microbatch whose function waits: it ends with a StepAborted, so that its thread is free again."""
+        """Return a microbatch whose function waits; it gets a StepAborted, which frees its thread."""
         for index, progress in enumerate(self._progress):
             if progress not in (_DONE, _NEW, _RUNNING) and self._workers[index] is not None:
                 return index

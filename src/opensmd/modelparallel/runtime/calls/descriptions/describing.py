@@ -1,4 +1,4 @@
-"""How the rank that runs a call describes it to those that do not: its result, and what it has changed."""
+"""How the rank that runs a call describes it to the others: its result, and what it has changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ArgumentBefore", "Left", "ResultParts", "check_result", "describe", 
 
 @dataclass(slots=True)
 class ResultParts:
-    """A result taken apart: its tensors, and its form."""
+    """A result, split into its tensors and its form."""
 
     form: str
     tensors: list[Tensor]
@@ -36,13 +36,13 @@ class ResultParts:
 
     @classmethod
     def of(cls, result: Any, what: str, containers: Callable[[], Sequence[Any]] = tuple) -> ResultParts:
-        """Take a result apart.
+        """Split a result.
 
         Args:
             result: what a call returned.
-            what: the call, for messages.
-            containers: tells the lists, mappings and dataclasses among its arguments; one that comes back is
-                to be the same one on all ranks.
+            what: the call, for error messages.
+            containers: gives the lists, mappings and dataclasses among its arguments; if one is returned, it
+                must be the same one on all ranks.
 
         Raises:
             SMPUnsupportedError: it has parts that cannot be sent to another rank.
@@ -54,13 +54,13 @@ class ResultParts:
         if type(result) in (tuple, list) and all(isinstance(each, Tensor) for each in result):
             alone = len(set(map(id, result))) == len(result)
             given = type(result) is list and any(each is result for each in containers())
-            if alone and not given:  # otherwise the others must know which are the same
+            if alone and not given:  # otherwise the others must know which are equal
                 return cls(type(result).__name__, list(result))
-        # What is left is rare: dicts, dataclasses, the same tensor twice.
+        # The rest is rare: dicts, dataclasses, repeated tensors.
         tensors: list[Tensor] = []
         try:
             pickled, refers = structure.dump_referring(result, tensors, containers())
-        # Objects raise whatever they like when they are pickled.
+        # Objects may raise anything when pickled.
         except Exception as error:
             raise SMPUnsupportedError(
                 f"what {what} returned cannot be described to the other pipeline ranks: {error}. Return "
@@ -71,7 +71,7 @@ class ResultParts:
 
 
 def _has_values(result: Any) -> bool:
-    """Whether anything but tensors, None and containers is in it, which may differ from call to call."""
+    """Whether it has anything other than tensors, None and containers, which may differ between calls."""
     if result is None or isinstance(result, Tensor):
         return False
     if isinstance(result, (tuple, list)):
@@ -101,15 +101,15 @@ class ArgumentBefore(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> ArgumentBefore:
-        """Describe the tensor as it is now."""
+        """Describe the tensor's current state."""
         return cls(version_of(tensor), *_place(tensor))
 
     def has_form_of(self, tensor: Tensor) -> bool:
-        """Whether the tensor has the same memory and form now."""
+        """Whether the tensor still has the same memory and form."""
         return (self.memory, self.form) == _place(tensor)
 
     def other_form(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The shape and strides that the tensor has now; None if it has had them before."""
+        """Return the tensor's shape and strides if they have changed, else None."""
         if not _has_memory(tensor) or _place(tensor)[1] == self.form:
             return None
         return tuple(tensor.shape), tensor.stride()
@@ -122,7 +122,7 @@ def _place(tensor: Tensor) -> tuple[int, Any]:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often the tensor has been changed in place; inference tensors do not count."""
+    """Return how often the tensor has been changed in place; inference tensors do not count this."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -137,19 +137,19 @@ def describe(
     written: Collection[int] = (),
     left: Left | None = None,
 ) -> Description:
-    """What the home tells of a result.
+    """Describe a result for the other ranks.
 
     Args:
         parts: the result.
-        arguments: the real tensors that went in.
-        before: what they were before the call.
-        foreign: arguments that had come from another home, or are copies.
-        depends_on_data: the shapes or values may differ from call to call.
+        arguments: the real tensor arguments.
+        before: their state before the call.
+        foreign: arguments that came from another home, or are copies.
+        depends_on_data: whether shapes or values may differ between calls.
         destinations: the arguments that the operation writes into, whatever their versions say.
         written: memory that was changed in place, for inference tensors, which have no versions.
-        left: what is left outside the result.
+        left: what the call left outside the result.
     """
-    # Of several arguments in one memory the first stands for all: their placeholders share it, too.
+    # Of several arguments in one memory, the first represents all: their placeholders share memory, too.
     by_memory: dict[int, int] = {}
     for number, argument in enumerate(arguments):
         if _has_memory(argument):
@@ -165,9 +165,8 @@ def describe(
                 before[number].other_form(argument),
             )
             for number, argument in enumerate(arguments)
-            # Versions tell of most changes. Not of those that write what was there (versions count, data do
-            # not), of sparse tensors (to coalesce one counts), nor of inference tensors, which have no
-            # versions.
+            # Versions show most changes. The exceptions are writes of equal data, which versions count,
+            # sparse tensors, where coalescing counts, and inference tensors, which have no versions.
             if number in destinations
             or (version_of(argument) != before[number].version and not is_sparse(argument))
             or (argument.is_inference() and argument.untyped_storage()._cdata in written)
@@ -188,13 +187,11 @@ def describe(
 def _describe_tensor(
     tensor: Tensor, arguments: Sequence[Tensor], by_memory: Mapping[int, int], foreign: Sequence[bool]
 ) -> TensorDescription:
-    # A copy that was fetched is the argument of this rank alone: returned, it is a new tensor to the
-    # others.
+    # A fetched copy is an argument only on this rank: if it is returned, it is a new tensor for the others.
     same = next((n for n, each in enumerate(arguments) if each is tensor and not foreign[n]), None)
     shares = by_memory.get(tensor.untyped_storage()._cdata) if _has_memory(tensor) else None
     is_view = False
-    # Autograd sends changes through views it knows; memory that is shared behind its back (detach) is not
-    # one.
+    # Autograd propagates changes through views it knows; memory shared behind its back (detach) is not one.
     if shares is not None and tensor._is_view():
         base = arguments[shares]
         is_view = tensor._base is base or (base._is_view() and tensor._base is base._base)
@@ -215,12 +212,12 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def check_result(description: Description, parts: ResultParts, what: str) -> None:
-    """Raise where a result is not what the other ranks expect.
+    """Raise if a result is not what the other ranks expect.
 
     Raises:
         SMPError: the shapes, dtypes or number of tensors differ.
     """
-    # Asked of every call after the first: the others have gone on with what the first one said.
+    # Checked for every call after the first, because the others continue with the first one's description.
     if len(parts.tensors) == len(description.tensors) and all(
         described.fits(tensor) for described, tensor in zip(description.tensors, parts.tensors, strict=True)
     ):

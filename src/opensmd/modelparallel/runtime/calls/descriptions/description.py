@@ -1,7 +1,7 @@
-"""What an operation or module returns, without its data: as the ranks know it that hold placeholders.
+"""What an operation or module returns, without its data, for the ranks that hold placeholders.
 
-A description is made once for each key (what was called, with which arguments, in which modes) and kept on
-every rank. Where a result depends on data in more than its numbers, its description travels every time.
+A description is made once per key (what was called, with which arguments, in which modes) and kept on every
+rank. If more than a result's values depends on data, its description travels every time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TensorDescription:
     """One tensor of a result.
 
     Attributes:
-        argument: it is this argument itself.
-        shares: it shares memory with this argument.
-        is_view: and autograd knows it as a view of it.
-        form: what a tag knows of it.
-        is_contiguous: its strides are those that torch gives to its shape.
+        argument: the argument that it is, if any.
+        shares: the argument that it shares memory with, if any.
+        is_view: whether autograd knows it as a view of that argument.
+        form: what a tag knows about it.
+        is_contiguous: whether its strides are torch's default for its shape.
     """
 
     shape: tuple[int, ...]
@@ -47,13 +47,13 @@ class TensorDescription:
     is_contiguous: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Made once: every tag of every microbatch refers to this one tuple.
+        # Created once; every tag of every microbatch refers to this tuple.
         object.__setattr__(self, "form", (self.shape, self.stride, self.dtype))
         object.__setattr__(self, "is_contiguous", self.stride == contiguous_strides(self.shape))
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether a tensor is what was described, as far as the other ranks rely on it."""
-        # Strides may differ from call to call (a transposed input): messages go by those of the tag.
+        """Whether a tensor matches the description, as far as the other ranks rely on it."""
+        # Strides may differ between calls (a transposed input); messages use those of the tag.
         return (
             self.shape == tensor.shape
             and self.dtype == tensor.dtype
@@ -61,8 +61,9 @@ class TensorDescription:
         )
 
     def placeholder(self) -> Placeholder:
-        """A tensor like it without data."""
-        # Given strides, torch takes twice as long, and a rank makes a placeholder for nearly every call.
+        """Return a tensor like it without data."""
+        # With explicit strides, torch takes twice as long, and a rank creates a placeholder for nearly every
+        # call.
         stride = None if self.is_contiguous else self.stride
         return Placeholder.of_form(self.shape, stride, self.dtype, local_device(self.device))
 
@@ -71,10 +72,10 @@ class Change(NamedTuple):
     """An argument that was changed in place.
 
     Attributes:
-        argument: its number.
-        requires_grad: whether it requires gradients now.
-        numbers_alone: it has the memory and the form that it had before.
-        form: its shape and strides, if they are others than before (``out=``, ``unsqueeze_``).
+        argument: its index.
+        requires_grad: whether it now requires gradients.
+        numbers_alone: whether only its values changed, not its memory or form.
+        form: its shape and strides, if they have changed (``out=``, ``unsqueeze_``).
     """
 
     argument: int
@@ -85,14 +86,14 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeftDescription:
-    """What a call left outside its result, for the ranks on which it did not run (see ``effects.py``).
+    """What a call left outside its result, for the ranks that did not run it (see ``effects.py``).
 
     Attributes:
         pickled: (states of objects by number, attributes by submodule and name, containers in these, numbers
             of tensors on all ranks), referring to tensors by number: the call's arguments, what the objects
             held before, the result's, then ``tensors``.
-        contents: those of lists and mappings (see ``containers.py``), with the same numbers.
-        tensors: further ones that the call made.
+        contents: those of lists and mappings (see ``containers.py``), with the same numbering.
+        tensors: further ones that the call created.
     """
 
     pickled: bytes
@@ -106,13 +107,13 @@ class Description:
 
     Attributes:
         form: "tensor", "tuple", "list", "none", or "pickle" for anything else, which is then in ``pickled``.
-        tensors: the tensors in it; with "pickle" they come after the operation's arguments.
+        tensors: its tensors; with "pickle" they come after the operation's arguments.
         changed: arguments that were changed in place.
-        depends_on_data: it must be sent anew each time.
+        depends_on_data: whether it must be sent again each time.
         left: what the call left outside its result, if anything.
-        refers: ``pickled`` refers to lists, mappings or dataclasses among the call's arguments.
-        is_plain: a further call like it has nothing to announce and changes nothing.
-        new_tensor: of a plain call, its result, if that is one tensor and none of its arguments.
+        refers: whether ``pickled`` refers to lists, mappings or dataclasses among the call's arguments.
+        is_plain: whether further calls like it announce and change nothing.
+        new_tensor: a plain call's result, if that is a single new tensor.
     """
 
     form: str
@@ -127,16 +128,16 @@ class Description:
     new_tensor: TensorDescription | None = field(init=False)
 
     def __post_init__(self) -> None:
-        # Once and for all: every further call of its kind asks.
+        # Computed once, because every further call like it asks.
         object.__setattr__(
             self, "is_plain", not self.depends_on_data and not self.changed and self.left is None
         )
-        # Nearly all calls are plain and return one new tensor: that case must cost no search.
+        # Nearly all calls are plain and return one new tensor; that case must not cost a search.
         alone = self.form == "tensor" and self.tensors[0].argument is None
         object.__setattr__(self, "new_tensor", self.tensors[0] if self.is_plain and alone else None)
 
     def build(self, tensors: Sequence[Any], containers: Sequence[Any] = ()) -> Any:
-        """The result with ``tensors`` in it, and with the call's own ``containers`` if it refers to them."""
+        """Build the result with ``tensors``, and with the call's own ``containers`` if it refers to them."""
         if self.form == "tensor":
             return tensors[0]
         if self.form == "tuple":
@@ -149,11 +150,11 @@ class Description:
 
 
 class Passed(NamedTuple):
-    """What calls that follow each other leave, each given one tensor that the one before has made.
+    """The outcome of consecutive calls, each with one tensor from the previous call.
 
     Attributes:
         points: how many program points they pass after the first tensor has been brought.
-        result: of the last one.
+        result: that of the last one.
     """
 
     points: int
@@ -161,7 +162,7 @@ class Passed(NamedTuple):
 
 
 def local_device(kind: str) -> torch.device:
-    """This rank's device of a kind."""
+    """Return this rank's device of a kind."""
     if kind == "cpu":
         return _CPU
     return torch.device(kind, torch.accelerator.current_device_index())

@@ -1,11 +1,11 @@
-"""Descriptions on their way: the home of a call tells the other ranks what it returns.
+"""Exchanging descriptions: the home of a call tells the other ranks what it returns.
 
 ::
 
     the first call of its key       home ── DESCRIPTION, 26 bits of the key ──► kept for all calls like it
     a result that depends on data   home ── OBJECT, microbatch and number ────► for this call alone, each time
 
-The first tag names no microbatch: whichever of them comes to such a call first takes the description for all.
+The first tag names no microbatch: whichever makes such a call first receives the description for all.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["DescriptionExchange"]
 
 
 class DescriptionExchange:
-    """What one microbatch tells of its calls here, and learns of those at other homes.
+    """What one microbatch announces about its calls here, and learns about those at other homes.
 
     Args:
         microbatch: whose calls these are.
         context: what the microbatches of a pipeline have in common.
-        transfers: lets other microbatches go on while this one waits.
+        transfers: lets other microbatches run while this one waits.
     """
 
     def __init__(self, microbatch: Microbatch, context: PipelineContext, transfers: Transfers) -> None:
@@ -40,14 +40,14 @@ class DescriptionExchange:
         self._known = context.calls.descriptions
 
     def receive(self, home: int, key: Hashable, number: int) -> Description:
-        """What a call at ``home`` returns.
+        """Receive the description of a call at ``home``.
 
         Args:
-            key: what makes two calls alike.
-            number: of the call's program point.
+            key: identifies equal calls.
+            number: the call's program point.
 
         Raises:
-            SMPError: the home runs another program.
+            SMPError: the home runs a different program.
         """
         if key not in self._known:
             self._wait_until_known(home, key)
@@ -60,10 +60,10 @@ class DescriptionExchange:
         return received
 
     def send(self, description: Description, key: Hashable, number: int, *, is_new: bool) -> None:
-        """Tell the others what a call here returns; see :meth:`receive`.
+        """Send the description of a call here to the others; see :meth:`receive`.
 
         Args:
-            is_new: no call with this key was described before.
+            is_new: whether no call with this key was described before.
         """
         if is_new:
             for rank in self._others:
@@ -76,12 +76,12 @@ class DescriptionExchange:
     def _wait_until_known(self, home: int, key: Hashable) -> None:
         tag = _tag_of_all(key)
         while key not in self._known:
-            # Another microbatch may get it while this one waits for it.
+            # Another microbatch may receive it while this one waits.
             if not self._transport.ready((home, tag)):
                 self._transfers.wait([(home, tag)], until=lambda: key in self._known)
                 continue
             described_key, description = self._transport.receive_object(home, tag)
-            # The tag has room for 26 bits of the key only.
+            # The tag has room for only 26 bits of the key.
             if described_key != stable_hash(key, 64):
                 raise SMPError(
                     f"microbatch {self._microbatch.index}: pipeline rank {home} described another operation "

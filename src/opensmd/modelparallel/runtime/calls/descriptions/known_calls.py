@@ -1,4 +1,4 @@
-"""What a rank has learned of calls in the steps so far, so that further ones like them cost little."""
+"""What a rank has learned about calls so far, so that further ones like them cost little."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["KnownCalls"]
 
 @dataclass
 class KnownCalls:
-    """What is known of calls, by key.
+    """What is known about calls, by key.
 
     Attributes:
-        descriptions: of their results.
-        passed: of calls of other ranks that follow each other.
-        stateful: calls that change buffers or parameters; they keep the order of the microbatches.
-        carrying: calls that leave tensors in attributes in which the next may go on; they keep it, too.
-        new: how often a call was unlike all before.
+        descriptions: those of their results.
+        passed: those of consecutive calls on other ranks.
+        stateful: calls that change buffers or parameters, and so keep the order of the microbatches.
+        carrying: calls that leave tensors in attributes for the next one, and so also keep the order.
+        new: how many calls were unlike all before.
     """
 
     descriptions: dict[Hashable, Description] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Random number generators that modules keep for themselves.
+"""Random number generators that modules own.
 
-A run that is undone has not drawn from them: otherwise the rank that plans would go on with other numbers
-than plain PyTorch, and, between stages, than the other ranks. And modules that draw from them do so in the
-order of the microbatches.
+A run that is undone must not have drawn from them: otherwise the planning rank would continue with other
+numbers than plain PyTorch and, between stages, than the other ranks. Modules draw from them in the order of
+the microbatches.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["states", "ways_back"]
 
 
 def states(values: Iterable[Any]) -> list[bytes]:
-    """Where the generators among ``values`` are, to be compared."""
+    """Return the states of the generators among ``values``, for comparison."""
     return [_told(access.state()) for access in map(_access, values) if access is not None]
 
 
 def ways_back(values: Iterable[Any]) -> list[Callable[[], object]]:
-    """For each generator among ``values`` a function that gives it the state which it has now."""
+    """Return functions that restore the current state of each generator among ``values``."""
     found = {id(value): _access(value) for value in values}
     return [partial(access.put, access.state()) for access in found.values() if access is not None]
 
 
 class _Access(NamedTuple):
-    """How a generator's state is read, and given to it."""
+    """How to read and set a generator's state."""
 
     state: Callable[[], Any]
     put: Callable[[Any], object]

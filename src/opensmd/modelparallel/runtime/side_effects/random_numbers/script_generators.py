@@ -1,12 +1,12 @@
-"""Random numbers that a step draws with Python's ``random`` and with NumPy.
+"""Random numbers that a step draws with Python's ``random`` and NumPy.
 
-Some branches depend on them (``if random.random() < self.teacher_forcing``), and all ranks must branch alike,
-whatever their own generators say and in whichever order their microbatches take turns. So the program draws
-the same numbers on every rank, and modules that run as a whole on one rank draw others: the ranks on which
-they do not run would not know how many.
+Branches may depend on them (``if random.random() < self.teacher_forcing``), and all ranks must branch alike,
+whatever the state of their own generators and the order of their microbatches. So the program draws the same
+numbers on every rank. Modules that run as a whole on one rank draw from separate generators, because other
+ranks do not know how many numbers they draw.
 
-To swap these generators at every turn takes longer than the turn itself, and hardly any model draws from
-them. So the first step in each mode shows whether steps do.
+Swapping these generators at every turn takes longer than the turn itself, and hardly any model uses them. So
+the first step in each mode finds out whether steps do.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class GeneratorStates(NamedTuple):
 
     @classmethod
     def now(cls) -> GeneratorStates:
-        """As they are; None for NumPy where nobody has imported it."""
+        """Return the current states; None for NumPy if it has not been imported."""
         numpy = sys.modules.get("numpy")
         return cls(random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False))
 
     def put(self) -> None:
-        """Go on drawing from here."""
+        """Restore these states."""
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
@@ -50,10 +50,10 @@ class GeneratorStates(NamedTuple):
 
 
 class ScriptRandom:
-    """The generators of the microbatches, one step after the other.
+    """The generators of the microbatches, step after step.
 
     Args:
-        rank: this one, in the pipeline.
+        rank: this rank in the pipeline.
 
     Attributes:
         swaps: whether the generators are swapped in this step.
@@ -62,14 +62,14 @@ class ScriptRandom:
     def __init__(self, rank: int) -> None:
         self.swaps = False
         self._rank = rank
-        self._quiet: set[Mode] = set()  # those in which a step has drawn nothing
+        self._quiet: set[Mode] = set()  # modes in which a step has drawn nothing
 
     def begin_step(self, mode: Mode, position: tuple[int, int]) -> None:
-        """A step begins.
+        """Start a step.
 
         Args:
-            mode: of the step.
-            position: the seed and the number of the step, alike on all ranks.
+            mode: the step's mode.
+            position: the seed and the number of the step, the same on all ranks.
         """
         self.swaps = mode not in self._quiet
         self._mode, self._position = mode, position
@@ -82,18 +82,18 @@ class ScriptRandom:
         self._inside: dict[int, GeneratorStates] = {}
 
     def begin(self, microbatch: int) -> None:
-        """A microbatch begins, or goes on after others have."""
+        """Start or resume a microbatch."""
         if self.swaps:
             self._begin(self._common, microbatch, *self._position, microbatch)
 
     def suspend(self, microbatch: int) -> None:
-        """A microbatch lets others go on, or has ended."""
+        """Suspend or end a microbatch."""
         if self.swaps:
             self._keep(self._common, microbatch)
 
     @contextlib.contextmanager
     def inside(self, microbatch: int) -> Iterator[None]:
-        """Inside a module that runs as a whole on this rank."""
+        """Use the generators for modules that run as a whole on this rank."""
         if not self.swaps:
             yield
             return
@@ -106,7 +106,7 @@ class ScriptRandom:
             self._common[microbatch].put()
 
     def end_step(self) -> None:
-        """Give the rank its own generators back."""
+        """Restore the rank's own generators."""
         if self.swaps:
             self._own.put()
             if not self._drawn:
@@ -132,6 +132,6 @@ class ScriptRandom:
 
 
 def _told(state: dict[str, Any]) -> tuple[Any, ...]:
-    """What a state of NumPy's is, to be compared."""
+    """Convert a NumPy state to a comparable form."""
     generator = state["state"]
     return generator["key"].tobytes(), generator["pos"], state["has_gauss"], state["gauss"]

@@ -1,7 +1,7 @@
-"""Random numbers of microbatches, whatever the order in which they take turns.
+"""Random numbers of microbatches, independent of the order in which they take turns.
 
-Operations on replicated tensors draw the same numbers on every rank. What runs on one rank draws from that
-rank's default generators, of which every microbatch has its own state.
+Operations on replicated tensors draw the same numbers on every rank. What runs on one rank draws from its
+default generators, whose state is separate for every microbatch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["RandomPerMicrobatch", "ReplicatedRandom", "default_generators"]
 
 
 class ReplicatedRandom:
-    """One generator for each microbatch, seeded by the step and the microbatch.
+    """One generator per microbatch, seeded by the step and the microbatch.
 
     Args:
         seed: the same on every rank of the pipeline.
-        generators: of the devices in use.
+        generators: those of the devices in use.
     """
 
     def __init__(self, seed: int, generators: Sequence[torch.Generator]) -> None:
@@ -30,7 +30,7 @@ class ReplicatedRandom:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The seed and the number of steps, from which all that is drawn follows."""
+        """The seed and the number of steps, which determine everything drawn."""
         return self._seed, self._step
 
     @position.setter
@@ -44,11 +44,11 @@ class ReplicatedRandom:
 
     @contextlib.contextmanager
     def of(self, microbatch: int) -> Iterator[None]:
-        """Draw from the microbatch's generator inside, from the rank's own again afterwards."""
+        """Draw from the microbatch's generator inside, and from the rank's own again afterwards."""
         own = _states(self._generators)
         states = self._states.get(microbatch)
         if states is None:
-            # Of numbers alone, whose hash is the same in every process; texts would be hashed with a salt.
+            # Only of numbers, whose hash is the same in every process; strings are hashed with a salt.
             seed = hash((self._seed, self._step, microbatch)) & ((1 << 63) - 1)
             for generator in self._generators:
                 generator.manual_seed(seed)
@@ -65,34 +65,34 @@ class RandomPerMicrobatch:
     """The states of this rank's default generators for the microbatches of one step.
 
     Args:
-        generators: of the devices in use.
+        generators: those of the devices in use.
     """
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self._generators = generators
         # Drawn from the rank's own generator, so that torch.manual_seed makes a step repeatable.
         self._seed = int(torch.randint(1 << 62, (), device="cpu"))
-        # After the draw, so that the next step draws another seed.
+        # After the draw, so that the next step gets another seed.
         self._rank = _states(generators)
         self._states: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, microbatch: int, *, backward: bool) -> None:
-        """A microbatch begins, or a backward that it has deferred."""
-        # A deferred backward has a seed of its own: when it runs depends on messages, and where the forward
-        # has stopped drawing is gone by then.
+        """Start a microbatch, or its deferred backward."""
+        # A deferred backward has its own seed: when it runs depends on messages, and the forward's last state
+        # is gone by then.
         for generator in self._generators:
             generator.manual_seed((self._seed + 2 * microbatch + backward) & ((1 << 63) - 1))
 
     def suspend(self, microbatch: int) -> None:
-        """A microbatch lets others go on."""
+        """Suspend a microbatch."""
         self._states[microbatch] = _states(self._generators)
 
     def resume(self, microbatch: int) -> None:
-        """A microbatch goes on after others have."""
+        """Resume a microbatch."""
         _set_states(self._generators, self._states[microbatch])
 
     def end_step(self) -> None:
-        """Put the rank's own state back."""
+        """Restore the rank's own state."""
         _set_states(self._generators, self._rank)
 
 
@@ -106,7 +106,7 @@ def _set_states(generators: Sequence[torch.Generator], states: Sequence[torch.Te
 
 
 def default_generators(device: torch.device) -> list[torch.Generator]:
-    """The CPU's generator, and that of an accelerator."""
+    """Return the CPU's generator and that of an accelerator."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
