@@ -12,10 +12,10 @@ __all__ = ["rebuild_reducer"]
 
 
 def rebuild_reducer(model: DistributedDataParallel) -> None:
-    """Hook the gradients of the module's parameters anew, as unpickling a DistributedDataParallel does.
+    """Hook the gradients of the module's parameters again, as unpickling a DistributedDataParallel does.
 
-    Moving a parameter to another device or dtype gives it a new gradient accumulator, and the reducer's hooks
-    stay with the old one: no gradient would be exchanged any more, without an error. Local to the rank.
+    Moving a parameter to another device or dtype gives it a new gradient accumulator, while the reducer's
+    hooks stay with the old one: without an error, no gradient would be exchanged any more. Local to the rank.
     """
     parameters, expect_sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
     names = model._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""One DeprecationWarning for each name of the v1 interface, saying what to use instead."""
+"""One DeprecationWarning per name of the v1 interface, saying what to use instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _warned: set[str] = set()
 
 
 def warn_deprecated(name: str, replacement: str, *, stacklevel: int = 3) -> None:
-    """Warn once that ``name`` is deprecated since 1.4.0; on rank 0 alone, as far as that is known.
+    """Warn once that ``name`` is deprecated since 1.4.0, only on rank 0 if the rank is known.
 
     ``stacklevel`` counts from here: 3 is the caller of the function that calls this.
     """

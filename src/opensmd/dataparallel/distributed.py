@@ -1,4 +1,4 @@
-"""``smdistributed.dataparallel.torch.distributed``: the v1 functions, each over torch.distributed.
+"""``smdistributed.dataparallel.torch.distributed``: the v1 functions, on top of torch.distributed.
 
 They share torch's default process group, so both interfaces may be mixed in one script.
 """
@@ -41,28 +41,28 @@ _PATH = "smdistributed.dataparallel.torch.distributed"
 
 
 def is_available() -> bool:
-    """True if a launcher started this process as one rank of a job; False in a plain local run.
+    """Return True if a launcher started this process as a rank of a job; False in a plain local run.
 
-    A local script can then leave out every other call of the library. May be called before
-    :func:`init_process_group`, and its answer does not change with it.
+    A local script can then skip every other call of the library. This may be called before
+    :func:`init_process_group`, which does not change the result.
     """
     _deprecated("is_available", "torch.distributed.is_torchelastic_launched()")
     return variables.current_launch() is not None
 
 
 def init_process_group(*args: Any, **kwargs: Any) -> None:
-    """Make the group of all ranks, which every other call needs; in a plain local run, a group of one.
+    """Create the group of all ranks, which every other call needs; in a plain local run, a group of one.
 
-    Arguments are accepted for the sake of torch's signature: ``init_method``, ``timeout``, ``world_size``,
-    ``rank``, ``store``, ``group_name`` and ``pg_options`` mean what they mean in
-    ``torch.distributed.init_process_group``. The backend is always smddp.
+    The arguments are those of torch: ``init_method``, ``timeout``, ``world_size``, ``rank``, ``store``,
+    ``group_name`` and ``pg_options`` mean the same as in ``torch.distributed.init_process_group``. The
+    backend is always smddp.
 
     Raises:
         SMDDPGroupError: ``group`` or ``process_group`` is not ``group.WORLD``.
-        ValueError: LOCAL_RANK of a rank does not fit the hosts on which the ranks met.
+        ValueError: a rank's LOCAL_RANK does not fit the hosts on which the ranks met.
 
     Warns:
-        UserWarning: another backend was asked for.
+        UserWarning: another backend was requested.
     """
     _deprecated("init_process_group")
     for parameter in ("group", "process_group"):
@@ -83,29 +83,29 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
 
 
 def is_initialized() -> bool:
-    """True once :func:`init_process_group` has made the group."""
+    """Return True once :func:`init_process_group` has created the group."""
     _deprecated("is_initialized")
     return dist.is_initialized()
 
 
 def get_world_size(group: object = group.WORLD) -> int:
-    """Number of ranks of the job, over all hosts."""
+    """Return the number of ranks of the job, on all hosts."""
     _before("get_world_size", group)
     return dist.get_world_size()
 
 
 def get_rank(group: object = group.WORLD) -> int:
-    """This process's rank in the job, from 0 to ``get_world_size() - 1``.
+    """Return this process's rank in the job, from 0 to ``get_world_size() - 1``.
 
-    The original's text calls it the rank of the node; its examples use it as the rank of the process, and so
-    does this.
+    The original's documentation calls it the rank of the node, but its examples use it as the rank of the
+    process, which this follows.
     """
     _before("get_rank", group)
     return dist.get_rank()
 
 
 def get_local_rank() -> int:
-    """This process's rank on its host, from 0."""
+    """Return this process's rank on its host, from 0."""
     _deprecated("get_local_rank", "the environment variable LOCAL_RANK")
     require_initialized("get_local_rank")
     return world.local_rank()
@@ -117,7 +117,7 @@ def all_reduce(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Combine ``tensor`` over all ranks, in place and bitwise alike everywhere; ``op=None`` is SUM.
+    """Reduce ``tensor`` over all ranks, in place, with the same bits everywhere; ``op=None`` is SUM.
 
     Returns:
         A handle with ``wait()`` if ``async_op``, else None.
@@ -130,7 +130,7 @@ def all_reduce(
 def broadcast(
     tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, async_op: bool = False
 ) -> dist.Work | None:
-    """Copy ``tensor`` of rank ``src`` into every rank's ``tensor`` of the same size.
+    """Copy ``tensor`` from rank ``src`` to every rank's ``tensor`` of the same size.
 
     Returns:
         A handle with ``wait()`` if ``async_op``, else None.
@@ -146,7 +146,7 @@ def all_gather(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Put every rank's ``tensor`` into ``tensor_list``, which holds one tensor of the right size a rank.
+    """Gather every rank's ``tensor`` into ``tensor_list``, which has one tensor of the right size per rank.
 
     Returns:
         A handle with ``wait()`` if ``async_op``, else None.
@@ -164,9 +164,9 @@ def all_to_all_single(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """Send each rank its piece of ``input_t`` along axis 0; join what comes in ``output_t``, in rank order.
+    """Send each rank its piece of ``input_t`` along axis 0; join the received ones in ``output_t``, by rank.
 
-    Without split sizes the pieces are equal, and the axis must divide by the number of ranks.
+    Without split sizes, the pieces are equal, and the number of ranks must divide the axis.
 
     Returns:
         A handle with ``wait()`` if ``async_op``, else None.
@@ -179,7 +179,7 @@ def all_to_all_single(
 
 
 def barrier(group: object = group.WORLD, async_op: bool = False) -> dist.Work | None:
-    """Wait until every rank has come here.
+    """Wait until every rank has called this.
 
     Returns:
         A handle with ``wait()`` if ``async_op``, else None.
@@ -190,9 +190,9 @@ def barrier(group: object = group.WORLD, async_op: bool = False) -> dist.Work | 
 
 
 def _leave(member: int) -> None:
-    """End the group with the process, because this interface has no call for it.
+    """Destroy the group when the process ends, because this interface has no call for it.
 
-    Not after a failure, nor with a forked child of the ``member``.
+    Not after a failure, nor in a forked child of the ``member``.
     """
     if os.getpid() == member and dist.is_initialized() and getattr(sys, "last_type", None) is None:
         dist.destroy_process_group()
@@ -203,7 +203,7 @@ def _deprecated(name: str, replacement: str | None = None, *, stacklevel: int = 
 
 
 def _before(name: str, given: object) -> None:
-    """What every call on the group begins with."""
+    """Do the checks that every call on the group starts with."""
     _deprecated(name, stacklevel=5)
     require_initialized(name)
     check_group(given)

@@ -1,4 +1,4 @@
-"""Errors of the v1 interface, by the names a launcher looks for in a log."""
+"""Errors of the v1 interface, with the names that launchers look for in logs."""
 
 __all__ = ["SMDDPError", "SMDDPGroupError", "SMDDPNotInitializedError"]
 

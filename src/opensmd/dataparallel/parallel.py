@@ -1,4 +1,4 @@
-"""``DistributedDataParallel`` with the v1 signature of the original: torch's own, plus late moves."""
+"""``DistributedDataParallel`` with the original's v1 signature: torch's own, plus late moves."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ class DistributedDataParallel(TorchDDP):
     """Averages gradients over all ranks during backward; ``.module`` is the wrapped module.
 
     It is a ``torch.nn.parallel.DistributedDataParallel``: ``no_sync()``, ``join()`` and
-    ``register_comm_hook()`` are torch's. Unlike torch's it may be wrapped first and moved after
-    (``model.cuda(local_rank)``, ``model.to(...)``, ``model.double()``), which is the order of the original's
-    examples.
+    ``register_comm_hook()`` are torch's. Unlike torch's, the model may be wrapped first and moved afterwards
+    (``model.cuda(local_rank)``, ``model.to(...)``, ``model.double()``), as in the original's examples.
 
     Args:
         module: the module to train; its parameters must be the same, in the same order, on all ranks.
         device_ids: the module's one CUDA device; None for a module on the CPU or on several devices.
         output_device: where the output goes for a module on one CUDA device.
         broadcast_buffers: copy rank 0's buffers to all ranks at the start of each forward in training mode.
-            The original's page asks for False because it did not support this; here both work. Never in
-            eval mode, unlike torch's: the original's examples evaluate on rank 0 alone.
+            The original's page asks for False because it did not support this; here both work. Unlike
+            torch's, never in eval mode: the original's examples evaluate only on rank 0.
         process_group: None or ``group.WORLD``.
         bucket_cap_mb: size of a gradient bucket in MiB; None is 25.
 
     Raises:
-        SMDDPNotInitializedError: there was no ``init_process_group()`` before.
+        SMDDPNotInitializedError: ``init_process_group()`` has not been called.
         SMDDPGroupError: another process group was given.
-        TypeError: a parameter that this interface never had, or dropped; no module.
-        ValueError: a bucket size that is no positive number, or devices for a machine without any.
+        TypeError: a parameter that this interface never had, or dropped; or not a module.
+        ValueError: a bucket size that is not a positive number, or devices on a machine without any.
     """
 
     def __init__(
@@ -74,35 +73,35 @@ class DistributedDataParallel(TorchDDP):
         self._moved = False
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward, with the reducer hooked to the parameters where they are now."""
+        """Run the module's forward, with the reducer hooked to the parameters where they are now."""
         self._follow_moves()
         due = self.require_forward_param_sync
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         finally:
-            # torch drops the next copy of the buffers after a forward without gradients, which the ranks that
-            # did not evaluate would not know of.
+            # torch skips the next copy of the buffers after a forward without gradients, which ranks that did
+            # not evaluate would not know about.
             if not self.training and not torch.is_grad_enabled():
                 self.require_forward_param_sync = due
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As torch's; see ``torch.nn.parallel.DistributedDataParallel.register_comm_hook``."""
+        """See ``torch.nn.parallel.DistributedDataParallel.register_comm_hook``."""
         self._follow_moves()
         super().register_comm_hook(state, hook)
 
     def will_sync_module_buffers(self) -> bool:
-        """True if this forward copies buffers from rank 0, in which every rank must take part."""
+        """Return True if this forward copies buffers from rank 0, in which every rank must take part."""
         wanted: bool = super().will_sync_module_buffers()  # type: ignore[no-untyped-call]
         return self.training and wanted
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> DistributedDataParallel:
-        """What ``cuda()``, ``to()``, ``double()`` and their like go through."""
+        """Convert the module; ``cuda()``, ``to()``, ``double()`` and the like call this."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._moved = True
         return self
 
     def _follow_moves(self) -> None:
-        # The wrapped module may also have been moved by itself, which only its parameters show.
+        # The wrapped module may also have been moved directly, which only its parameters show.
         if self._moved or self._kind() != self._reduced_as:
             _torch_internals.rebuild_reducer(self)
             self._reduced_as = self._kind()
@@ -123,7 +122,7 @@ def _refuse(others: dict[str, Any]) -> None:
 
 
 def _check(module: object, output_device: object, bucket_cap_mb: object) -> None:
-    """What torch's own wrapper takes silently, or refuses without a word of the reason."""
+    """Check what torch's own wrapper accepts silently, or refuses without a reason."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"DistributedDataParallel: expected a torch.nn.Module, got {module!r:.80}")
     if output_device is not None and not torch.cuda.is_available():

@@ -17,7 +17,7 @@ __all__ = ["ReduceOp", "check_group", "group", "local_rank", "require_initialize
 
 
 class _Reductions(enum.EnumMeta):
-    """Says which reductions there are when asked for another one."""
+    """Lists the available reductions when another one is requested."""
 
     def __getattr__(cls, name: str) -> Any:
         members = cls.__dict__.get("_member_map_", {})
@@ -49,7 +49,7 @@ class group:
 
 
 def check_group(given: object, parameter: str = "group") -> None:
-    """Accept ``group.WORLD`` (torch's own WORLD too) and refuse everything else.
+    """Accept ``group.WORLD`` (also torch's) and refuse everything else.
 
     Raises:
         SMDDPGroupError: another group was given.
@@ -74,10 +74,10 @@ def require_initialized(name: str) -> None:
 
 
 def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
-    """The reduction of torch.distributed for one of this interface; None means SUM.
+    """Return torch.distributed's reduction for one of this interface; None means SUM.
 
     Raises:
-        TypeError: ``op`` is no :class:`ReduceOp`.
+        TypeError: ``op`` is not a :class:`ReduceOp`.
     """
     if op is None:
         return dist.ReduceOp.SUM
@@ -89,14 +89,14 @@ def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
 
 
 def local_rank() -> int:
-    """This process's rank on its host, as the ranks found when they met in this interface.
+    """Return this process's rank on its host, as found when the ranks met through this interface.
 
-    Where torch's own ``init_process_group`` was called, it is LOCAL_RANK. A script that starts its ranks
-    itself gives that function their places, and LOCAL_RANK knows nothing of them: where all ranks share this
-    host's memory, it is the rank.
+    After torch's own ``init_process_group``, it is LOCAL_RANK. A script that starts its ranks itself passes
+    their ranks to that function without setting LOCAL_RANK; if all ranks share this host's memory, it is then
+    the rank.
 
     Raises:
-        SMDDPError: nothing tells it.
+        SMDDPError: it is unknown.
     """
     known = known_locality()
     if known is not None:

@@ -1,4 +1,4 @@
-"""What tells machines apart, and one start of a machine from the next."""
+"""Identifying a machine and its current boot."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ __all__ = ["boot_id"]
 
 
 def boot_id() -> str:
-    """The same for all processes of this machine since it was started, as its monotonic clock is."""
+    """Return an id of the current boot, the same for all processes that share the monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # no Linux, or a sandbox that hides it
+    except OSError:  # not Linux, or a sandbox that hides it
         return socket.gethostname()

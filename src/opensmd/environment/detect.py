@@ -1,8 +1,8 @@
 """Who started this process: pure reading of the variables that launchers leave in the environment.
 
-A launcher is recognised by the variables that carry its rank and its size; both must be there. The first
-complete pair of the table wins, so a ``torchrun`` inside an MPI job counts as ``torchrun``. Where nothing
-has started ranks, but something one process on each of several hosts (``hosts``), those are the ranks.
+A launcher is recognised by its variables for rank and size, both of which must be there. The first complete
+pair in the table wins, so a ``torchrun`` inside an MPI job counts as ``torchrun``. If nothing has started
+ranks, but one process was started on each of several hosts (``hosts``), those are the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Launch", "detect"]
 class Launch:
     """What a launcher has said about this process.
 
-    ``local_rank`` and ``local_size`` are None where the launcher does not tell them.
+    ``local_rank`` and ``local_size`` are None if the launcher does not say.
     """
 
     launcher: str
@@ -31,7 +31,7 @@ class Launch:
 
     @property
     def on_one_host(self) -> bool:
-        """True if all ranks are known to run on this host."""
+        """Whether all ranks are known to run on this host."""
         return self.size == 1 or self.local_size == self.size
 
 
@@ -46,8 +46,8 @@ class _Names:
     local_size: tuple[str, ...]
 
 
-# Slurm's own SLURM_PROCID and SLURM_NTASKS also stand in the batch script, which is no rank of anything;
-# only a step started by srun has SLURM_STEP_NUM_TASKS.
+# SLURM_PROCID and SLURM_NTASKS are also set in the batch script, which is not a rank; only a step started by
+# srun has SLURM_STEP_NUM_TASKS.
 _LAUNCHERS = (
     _Names("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
     _Names(
@@ -76,11 +76,11 @@ _LAUNCHERS = (
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Return what the launcher of this process says, or None for a process started by hand.
+    """Return what this process's launcher says, or None for a process started by hand.
 
     Raises:
-        ValueError: a variable holds no number, a rank lies outside its group, or the variables say that there
-            are other ranks, but not how many, or that a launcher was to start them which has not.
+        ValueError: a variable is not a number, a rank is outside its group, or the variables say that there
+            are other ranks, but not how many, or that a launcher should have started them, but has not.
     """
     for names in _LAUNCHERS:
         rank, size = number(environ, names.rank), number(environ, names.size)
@@ -91,7 +91,7 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
             local_size = _slurm_local_size(environ, size)
         if names.launcher == "torchrun" and local_rank is None:
             hosts.check_processes_were_started(environ, rank, size)
-            # by hand; that rank 0 is on this host, as MASTER_ADDR may say, tells nothing of the others
+            # by hand; MASTER_ADDR may say that rank 0 is on this host, but nothing about the others
             local_rank = 0 if size == 1 else None
         _check(names, rank, size)
         return Launch(names.launcher, rank, size, local_rank, local_size)
@@ -100,7 +100,7 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _process_of_a_host(environ: Mapping[str, str]) -> Launch | None:
-    """One process on each of several hosts, which nothing but the host's place tells its rank."""
+    """Return the launch of one process on each of several hosts, whose rank follows from the host's place."""
     place = hosts.place_of_container(environ)
     if place is not None:
         return Launch("SageMaker", place.host, place.hosts, 0, 1)
@@ -109,7 +109,7 @@ def _process_of_a_host(environ: Mapping[str, str]) -> Launch | None:
 
 
 def _is_a_step_of_slurm(names: _Names, rank: int, size: int, environ: Mapping[str, str]) -> bool:
-    """Whether srun has started this rank, with its support for MPI on: then its own variables say more."""
+    """Whether srun has started this rank with MPI support on, in which case its own variables say more."""
     if names.launcher != "MPI (PMI)":
         return False
     step = number(environ, ("SLURM_PROCID",)), number(environ, ("SLURM_STEP_NUM_TASKS",))
@@ -126,7 +126,7 @@ def _check(names: _Names, rank: int, size: int) -> None:
 
 
 def _check_no_rank_of_slurm(environ: Mapping[str, str]) -> None:
-    """Only rank 0 can be a batch script's own process, in which SLURM_PROCID is 0 as well."""
+    """Raise for other ranks than 0; 0 may be a batch script's own process, where SLURM_PROCID is 0, too."""
     rank = number(environ, ("SLURM_PROCID",))
     if rank:
         raise ValueError(
@@ -146,7 +146,7 @@ def _slurm_local_size(environ: Mapping[str, str], size: int) -> int | None:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Slurm's run-length counts: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
+    """Expand Slurm's run-length counts: ``"2(x3),1"`` gives ``[2, 2, 2, 1]``."""
     counts: list[int] = []
     for part in filter(None, text.split(",")):
         value, _, times = part.partition("(x")

@@ -1,8 +1,7 @@
-"""Which of a job's hosts this is, where something has started one process on each and no ranks.
+"""Which of a job's hosts this is, if one process was started on each, but no ranks.
 
-Kubeflow's operators leave in a pod what torchrun is to read, its options as variables (``PET_NNODES`` is
-``--nnodes``); a SageMaker container lists the job's hosts. A script that nothing else starts is then the only
-rank of its host.
+Kubeflow's operators give pods torchrun's options as variables (``PET_NNODES`` is ``--nnodes``); a SageMaker
+container lists the job's hosts. A script that nothing else starts is then the only rank of its host.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Place:
-    """The number of this host, from 0, and how many there are."""
+    """The number of this host, from 0, and the number of hosts."""
 
     host: int
     hosts: int
 
 
 def hosts_of_container(environ: Mapping[str, str]) -> list[str]:
-    """The names of the hosts that a SageMaker container lists; empty outside of one, or if it lists none."""
+    """Return the names of the hosts that a SageMaker container lists; empty if there is none, or no list."""
     try:
         hosts = json.loads(environ.get("SM_HOSTS", "[]"))
     except ValueError:
@@ -40,7 +39,7 @@ def hosts_of_container(environ: Mapping[str, str]) -> list[str]:
 
 
 def place_of_container(environ: Mapping[str, str]) -> Place | None:
-    """The place of a SageMaker container among several; None on one host, or outside of such a container."""
+    """Return the place of a SageMaker container among several; None for one host, or outside a container."""
     hosts = hosts_of_container(environ)
     current = environ.get("SM_CURRENT_HOST")
     if len(hosts) < 2 or current not in hosts:
@@ -49,10 +48,10 @@ def place_of_container(environ: Mapping[str, str]) -> Place | None:
 
 
 def place_of_pod(environ: Mapping[str, str]) -> Place | None:
-    """The place of a pod of a TrainJob whose pods run a process each; None on one host, or without such.
+    """Return the place of a TrainJob's pod if each pod runs one process; None for one host, or otherwise.
 
     Raises:
-        ValueError: torchrun was to start several processes in each pod, and has not.
+        ValueError: torchrun should have started several processes in each pod, but has not.
     """
     count = environ.get("PET_NNODES", "")
     if count in ("", "1", "1:1"):
@@ -74,10 +73,10 @@ def place_of_pod(environ: Mapping[str, str]) -> Place | None:
 
 
 def check_processes_were_started(environ: Mapping[str, str], rank: int, size: int) -> None:
-    """See that a pod of a PyTorchJob, which counts all processes of the job, has the only one of its pod.
+    """Check that this is the only process in a PyTorchJob's pod, which counts all processes of the job.
 
     Raises:
-        ValueError: its variables count processes that torchrun was to start there.
+        ValueError: its variables count processes that torchrun should have started there.
     """
     processes, hosts = environ.get("PET_NPROC_PER_NODE", ""), environ.get("PET_NNODES", "")
     if not processes.isdecimal() or int(processes) < 2 or not hosts.isdecimal():

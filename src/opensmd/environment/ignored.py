@@ -1,4 +1,4 @@
-"""Variables that tuned the original libraries and mean nothing here: one warning names all that are set."""
+"""Variables that tuned the original libraries and have no effect here: one warning names all that are set."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PREFIX = "SMDDP_AG_"
 
 
 def ignored(environ: Mapping[str, str]) -> list[str]:
-    """The names in ``environ`` by which the original libraries were tuned, sorted."""
+    """Return the names in ``environ`` that tuned the original libraries, sorted."""
     return sorted(name for name in environ if name in _NAMES or name.startswith(_PREFIX))
 
 
 def warn_of_ignored(environ: Mapping[str, str]) -> None:
-    """Name them on rank 0.
+    """Warn about them on rank 0.
 
     Warns:
         UserWarning: some variables are set and have no effect.

@@ -1,9 +1,9 @@
-"""What the processes of a job on several hosts know and nobody else: the key to what they tell each other.
+"""The secret of a job on several hosts, with which its processes authenticate messages.
 
-torch's stores and Gloo's connections ask nobody who they are. A user who cannot keep strangers off the
-network gives all hosts of a job one secret. Then what this package reads from the network and acts on bears a
-message authentication code (HMAC-SHA256) that only who knows the secret can make; above all no pickle, which
-can run any code, is loaded without one. Nothing is encrypted, and what is recorded can be sent again.
+torch's stores and Gloo's connections do not authenticate anybody. A user who cannot keep strangers off the
+network gives all hosts of a job one secret. Then everything that this package reads from the network and acts
+on has a message authentication code (HMAC-SHA256), which requires the secret. Above all, no pickle, which can
+run any code, is loaded without one. Nothing is encrypted, and recorded messages can be replayed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PROOF_BYTES = hashlib.sha256().digest_size
 
 
 class SecretError(RuntimeError):
-    """A message that was not made with this job's secret."""
+    """A message was not made with this job's secret."""
 
 
 class JobSecret:
-    """A key to seal messages with, and to open those of others.
+    """A key for sealing messages and opening those of others.
 
     Args:
         key: the same on all hosts of a job.
@@ -43,9 +43,9 @@ class JobSecret:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> JobSecret | None:
-        """The secret in ``OPENSMD_JOB_SECRET`` or in the file that ``OPENSMD_JOB_SECRET_FILE`` names.
+        """Read the secret from ``OPENSMD_JOB_SECRET`` or the file that ``OPENSMD_JOB_SECRET_FILE`` names.
 
-        Without them that of smdrun, which gives jobs on one host one of their own.
+        Otherwise use that of smdrun, which creates one for jobs on one host.
 
         Raises:
             ValueError: it is too short, the file cannot be read, or other users can read it.
@@ -58,7 +58,7 @@ class JobSecret:
         return cls(text.encode())
 
     def proof(self, purpose: str, *parts: bytes) -> bytes:
-        """A code over ``parts`` that only who knows the secret can make; the same for the same purpose."""
+        """Return a code for ``parts`` and a purpose that requires the secret."""
         code = hmac.new(self._key, purpose.encode(), hashlib.sha256)
         for part in parts:
             code.update(len(part).to_bytes(8, "big"))
@@ -70,14 +70,14 @@ class JobSecret:
         return hmac.compare_digest(given, self.proof(purpose, *parts))
 
     def seal(self, purpose: str, data: bytes) -> bytes:
-        """``data`` with its code in front."""
+        """Return ``data`` with its code in front."""
         return _MARK + self.proof(purpose, data) + data
 
     def open(self, purpose: str, sealed: bytes) -> bytes:
-        """The data of a sealed message of this purpose.
+        """Return the data of a sealed message for this purpose.
 
         Raises:
-            SecretError: it was made without this secret, or for another purpose, or has been changed.
+            SecretError: it was made without this secret or for another purpose, or has been changed.
         """
         code, data = sealed[len(_MARK) : len(_MARK) + PROOF_BYTES], sealed[len(_MARK) + PROOF_BYTES :]
         if not sealed.startswith(_MARK):
@@ -93,7 +93,7 @@ class JobSecret:
 
 
 def given(environment: Mapping[str, str]) -> str | None:
-    """The secret that the user has given this job, in a variable or in a file.
+    """Return the secret that the user has given this job, in a variable or a file.
 
     Raises:
         ValueError: as :meth:`JobSecret.from_environment`.
@@ -110,7 +110,7 @@ def given(environment: Mapping[str, str]) -> str | None:
 
 
 def _read(path: Path) -> str:
-    """The text of a file that only this user can read and write."""
+    """Read a file that only this user can read and write."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

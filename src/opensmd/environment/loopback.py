@@ -1,6 +1,6 @@
-"""Whether processes of this host can reach each other over its loopback; where they cannot, they wait.
+"""Whether processes of this host can reach each other over its loopback, before they wait in vain.
 
-torch's stores try again for as long as their timeout, deaf to signals, and say nothing of the interface.
+torch's stores retry until their timeout, ignoring signals, and do not mention the interface.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.EHOSTUN
 
 
 def why_loopback_is_down() -> str | None:
-    """What is wrong and what to do about it; None where the loopback works, or nothing can be told."""
+    """Return what is wrong and what to do about it; None if the loopback works, or that is unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((LOOPBACK, 9))  # which sends nothing
+            probe.connect((LOOPBACK, 9))  # sends nothing
     except OSError as error:
         if error.errno not in _NO_WAY:
             return None

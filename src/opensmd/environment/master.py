@@ -1,10 +1,10 @@
-"""Where the ranks meet: a master address and port that every rank derives alone and alike.
+"""Where the ranks meet: a master address and port that every rank derives independently and identically.
 
-Bare MPI tells a process its rank and size but no address. On one host the address is the loopback; the port
-must be the same on all ranks and another one for a second job of the same moment. All ranks of a job on one
-host descend from one launcher process (``hydra_pmi_proxy``, ``mpirun``, ``slurmstepd`` ...), whose process id
-no other living job shares. The port is that id folded into a range below the kernel's ephemeral ports, so two
-jobs meet only if their ids are an exact multiple of the range apart.
+Bare MPI tells a process its rank and size but no address. On one host, the address is the loopback; the port
+must be the same on all ranks, and different for another job at the same time. All ranks of a job on one host
+descend from one launcher process (``hydra_pmi_proxy``, ``mpirun``, ``slurmstepd`` ...), whose process id no
+other living job shares. The port is that id folded into a range below the kernel's ephemeral ports, so two
+jobs collide only if their ids differ by an exact multiple of the range.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["TORCH_PORT", "ancestors", "fold", "is_free", "master_address", "mast
 
 FIRST_PORT = 20000
 PORTS = 32768 - FIRST_PORT  # Linux hands out ephemeral ports from 32768 upwards
-TORCH_PORT = 29500  # what torchrun takes on several hosts
+TORCH_PORT = 29500  # torchrun's default on several hosts
 SAGEMAKER_PORT = 7777  # what a SageMaker container sets
 LAUNCHERS = (
     "hydra_pmi_proxy",
@@ -42,7 +42,7 @@ _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_J
 
 
 def ancestors(pid: int | str = "self") -> list[tuple[int, str]]:
-    """Process id and command name of every ancestor, the parent first, as far as /proc shows them."""
+    """Return the process id and command name of every ancestor, parent first, as far as /proc shows them."""
     found: list[tuple[int, str]] = []
     while True:
         try:
@@ -56,7 +56,7 @@ def ancestors(pid: int | str = "self") -> list[tuple[int, str]]:
 
 
 def master_address(launch: Launch | None, environ: Mapping[str, str]) -> str | None:
-    """The host of rank 0: loopback on one host, else what the launcher tells; None if it does not."""
+    """Return the host of rank 0: loopback on one host, else the launcher's information; None if unknown."""
     if launch is None or launch.on_one_host:
         return "127.0.0.1"
     if launch.launcher == "Slurm":
@@ -70,7 +70,7 @@ def master_address(launch: Launch | None, environ: Mapping[str, str]) -> str | N
 def master_port(
     launch: Launch | None, environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid: int
 ) -> int:
-    """The port that every rank of this job derives alike."""
+    """Return the port, which every rank of this job derives alike."""
     if launch is None:
         return fold(own_pid)
     if launch.on_one_host:
@@ -89,12 +89,12 @@ def master_port(
 
 
 def fold(number: int) -> int:
-    """A number folded into the range of ports."""
+    """Fold a number into the range of ports."""
     return FIRST_PORT + number % PORTS
 
 
 def first_host(nodelist: str) -> str | None:
-    """The first host of a Slurm node list: ``"gpu[07-09,12],cpu1"`` is ``"gpu07"``."""
+    """Return the first host of a Slurm node list: ``"gpu[07-09,12],cpu1"`` gives ``"gpu07"``."""
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist)
     if match is None:
         return None
@@ -102,7 +102,7 @@ def first_host(nodelist: str) -> str | None:
 
 
 def is_free(port: int) -> bool:
-    """True if a server could listen on the loopback's ``port`` now."""
+    """Whether a server could listen on the loopback's ``port`` now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Whole numbers in the environment: the first of several variables that holds one."""
+"""Integers in the environment: the first of several variables that is set."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["number"]
 
 
 def number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
-    """The number in the first of ``names`` that is set; None if none is.
+    """Return the integer in the first of ``names`` that is set; None if none is.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: it is not an integer.
     """
     for name in names:
         value = environ.get(name, "")

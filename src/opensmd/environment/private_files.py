@@ -1,7 +1,7 @@
-"""Files and folders that no other user of the machine can change, and how to tell.
+"""Files and folders that no other user of the machine can change.
 
-What is loaded as code, or written by name, must lie where nobody but this user and root can put anything:
-that goes for the file, its folder and every folder above it, and for every link on the way.
+What is loaded as code, or written by name, must be where only this user and root can put anything. That
+applies to the file, every folder above it, and every link on the way.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 
 __all__ = ["make_folder", "open_own", "private_folder", "temporary_folder", "who_else_can_change"]
 
-_MOST_LINKS = 40  # as the kernel
+_MOST_LINKS = 40  # as in the kernel
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def who_else_can_change(path: Path) -> str | None:
-    """Why somebody else could have put what is at ``path``, in words; None if nobody could.
+    """Say why another user could have written what is at ``path``; None if nobody could.
 
-    The last part must not be a link. Of a path that does not exist, the part that does is looked at.
+    The last part must not be a link. For a path that does not exist, the existing part is checked.
     """
     for place, status, last in _places(path):
         if status.st_uid not in (0, os.geteuid()):
@@ -40,7 +40,7 @@ def who_else_can_change(path: Path) -> str | None:
 
 
 def _places(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
-    """Every folder and link that the kernel passes on its way to ``path``, and last what is there itself."""
+    """Yield every folder and link that the kernel passes on its way to ``path``, and finally its target."""
     here = Path("/")
     ahead = list(path.absolute().parts[1:])
     links = 0
@@ -63,7 +63,7 @@ def _places(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
 
 
 def _others_write(status: os.stat_result) -> bool:
-    """Whether more users may write there than its owner; a group of his own does not count."""
+    """Whether users other than the owner may write there; the owner's private group does not count."""
     if not status.st_mode & _OTHERS_WRITE:
         return False
     return bool(status.st_mode & stat.S_IWOTH) or not _is_own_group(status.st_uid, status.st_gid)
@@ -71,7 +71,7 @@ def _others_write(status: os.stat_result) -> bool:
 
 @cache
 def _is_own_group(user: int, group: int) -> bool:
-    """Whether the group is the one that many systems give each user, with his name and nobody else in it."""
+    """Whether it is a user's private group, as on many systems: with the user's name and no other member."""
     try:
         named, owner = grp.getgrgid(group), pwd.getpwuid(user)
     except KeyError:
@@ -87,10 +87,10 @@ def _user(number: int) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone, whatever the umask.
+    """Create a folder and its missing parents for this user only, whatever the umask.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     for folder in reversed([path, *path.parents]):
         if not folder.exists():
@@ -98,10 +98,10 @@ def make_folder(path: Path) -> None:
 
 
 def open_own(path: Path) -> int:
-    """A descriptor of a file to read and write, made if need be; not through a link, and nothing is cut off.
+    """Open a file for reading and writing, creating it if needed; not through a link, and without truncating.
 
     Raises:
-        OSError: it cannot be opened, is a link, or is no file.
+        OSError: it cannot be opened, is a link, or is not a file.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -112,12 +112,12 @@ def open_own(path: Path) -> int:
 
 @cache
 def private_folder(wanted: Path) -> Path:
-    """``wanted``, made if need be, or another folder, with a warning, where other users could write to that.
+    """Return ``wanted``, created if needed, or another folder, with a warning, if others could write to it.
 
-    Also where it cannot be made, because the home folder is read-only or somebody else's.
+    Likewise if it cannot be created, because the home folder is read-only or somebody else's.
 
     Raises:
-        OSError: no other can be made, either.
+        OSError: no other can be created, either.
     """
     why = who_else_can_change(wanted) or _cannot_be_made(wanted) or who_else_can_change(wanted)
     if why is None:
@@ -141,14 +141,14 @@ def _cannot_be_made(folder: Path) -> str | None:
 
 
 def temporary_folder() -> Path:
-    """Where compiled code of a user without a home is kept."""
+    """Return where to keep compiled code of a user without a home."""
     return Path(tempfile.gettempdir()) / f"opensmd-{os.geteuid()}"
 
 
 def _another_folder() -> Path:
-    """A folder for compiled code that is this user's alone, the same one each time where possible."""
+    """Return a folder for compiled code that only this user can write, the same each time if possible."""
     candidates = [temporary_folder()]
-    with suppress(KeyError):  # a user without a name, as containers have
+    with suppress(KeyError):  # a user without a name, as in containers
         candidates.insert(0, Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".cache" / "opensmd")
     for folder in candidates:
         with suppress(OSError):

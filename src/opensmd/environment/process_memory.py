@@ -1,4 +1,4 @@
-"""Memory that is this process's own: how much it is, and giving back what has been freed of it."""
+"""This process's private memory: its size, and returning freed parts to the system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["anonymous_bytes", "give_back_freed"]
 
 
 def anonymous_bytes() -> int:
-    """Bytes without files and what the process shares; 0 where the system does not tell."""
+    """Return the private bytes, without files and shared memory; 0 if the system does not say."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -18,7 +18,7 @@ def anonymous_bytes() -> int:
 
 
 def give_back_freed() -> bool:
-    """Give back what glibc keeps for later; False where the C library cannot."""
+    """Return what glibc keeps for later to the system; False if the C library cannot."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):

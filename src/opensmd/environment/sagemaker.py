@@ -1,8 +1,8 @@
-"""What a SageMaker container tells a training script, worked out for the machine at hand; pure.
+"""What a SageMaker container tells a training script, derived for the current machine; pure.
 
 The names are those of the SageMaker training toolkit. Scripts written for it read their defaults from them
 (``os.environ["SM_MODEL_DIR"]``), and Hugging Face's Trainer decides by SM_HP_MP_PARAMETERS and
-SM_FRAMEWORK_PARAMS whether it runs in parallel. ``smdrun`` sets them for its ranks where the user has not.
+SM_FRAMEWORK_PARAMS whether it runs in parallel. ``smdrun`` sets them for its ranks unless the user has.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ JSON = str | int | float | bool | None | Mapping[str, "JSON"] | Sequence["JSON"]
 class Job:
     """One training job on this host.
 
-    ``output`` is the folder under which the script is told to write. ``host`` is one of ``hosts``, the names
-    of all in order, of which scripts take the number of a host. ``mp_parameters`` switches model
-    parallelism on, ``dataparallel`` data parallelism, as the launcher of a container would say it.
+    The script is told to write under ``output``. ``host`` is one of ``hosts``, all names in order, from which
+    scripts derive the number of a host. ``mp_parameters`` turns on model parallelism, and ``dataparallel``
+    data parallelism, like a container's launcher.
     """
 
     script: Path
@@ -41,7 +41,7 @@ class Job:
 
 
 def job_variables(job: Job) -> dict[str, str]:
-    """The ``SM_*`` variables of a job."""
+    """Return the ``SM_*`` variables of a job."""
     hyper = hyperparameters(job.args)
     if job.mp_parameters:
         hyper["mp_parameters"] = dict(job.mp_parameters)
@@ -69,10 +69,10 @@ def job_variables(job: Job) -> dict[str, str]:
 
 
 def hyperparameters(args: Sequence[str]) -> dict[str, JSON]:
-    """The ``--name value`` and ``--name=value`` pairs of a command line; a bare ``--name`` is true.
+    """Parse the ``--name value`` and ``--name=value`` pairs of a command line; a bare ``--name`` is true.
 
-    Dashes become underscores; values are read as JSON where they are JSON. Model-parallel parameters that
-    cannot be read are left out: the script has its arguments, too, and ``smp.init`` says there what is wrong.
+    Dashes become underscores; values are parsed as JSON if possible. Unreadable model-parallel parameters are
+    left out: the script gets the arguments, too, and ``smp.init`` says what is wrong.
     """
     found: dict[str, JSON] = {}
     rest = list(args)
@@ -95,10 +95,10 @@ def hyperparameters(args: Sequence[str]) -> dict[str, JSON]:
 
 
 def parse_mp_parameters(text: str) -> dict[str, JSON]:
-    """Model-parallel parameters: a JSON object, a path of a JSON file, or ``key=value,key=value``.
+    """Parse model-parallel parameters: a JSON object, the path of a JSON file, or ``key=value,key=value``.
 
     Raises:
-        ValueError: it is none of the three, or no such file.
+        ValueError: it is none of the three, or the file does not exist.
     """
     if text.lstrip().startswith("{"):
         return json_object(text, "mp_parameters")
@@ -117,10 +117,10 @@ def parse_mp_parameters(text: str) -> dict[str, JSON]:
 
 
 def json_object(text: str, source: str) -> dict[str, JSON]:
-    """A JSON object, such as parameters are given in; ``source`` names for messages where it stood.
+    """Parse a JSON object; ``source`` says in messages where it came from.
 
     Raises:
-        ValueError: it is no JSON, or no object.
+        ValueError: it is not JSON, or not an object.
     """
     try:
         found = json.loads(text)

@@ -1,6 +1,6 @@
-"""Everything a user can set about the smddp backend and its core, read from the environment here alone.
+"""All settings of the smddp backend and its core, read from the environment only here.
 
-Each field names its variable; docs/backend.md is the same table for people.
+Each field names its variable; docs/backend.md has the same table for users.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from opensmd.environment.private_files import temporary_folder
 
 __all__ = ["COMPRESSIONS", "KEEP_TENSORS", "Settings"]
 
-# How float32 numbers may travel between hosts.
+# How float32 values may travel between hosts.
 COMPRESSIONS = ("bf16", "fp16", "int8")
 
-KEEP_TENSORS = "OPENSMD_KEEP_TENSORS"  # smdrun sets it where nobody has chosen an allocator
+KEEP_TENSORS = "OPENSMD_KEEP_TENSORS"  # smdrun sets it unless the user has chosen an allocator
 
-# What may be said of the network and its hosts, as `smd plan comm` takes it, in units of SI.
+# What may be said about the network and its hosts, as in `smd plan comm`, in SI units.
 _SPEEDS = {"link": 1e9 / 8, "delay": 1e-6, "memory": 1e9, "sockets": 1e9, "message": 1e-6}
 
 _TRUE = {"1", "true", "yes", "on"}
@@ -34,24 +34,24 @@ class Settings:
     Attributes:
         cache_dir: where compiled cores are kept (``OPENSMD_CACHE_DIR``, default ``~/.cache/opensmd``,
             or ``/tmp/opensmd-<user id>`` for a user without a home folder).
-        native: use the compiled core; off means Gloo serves the group (``OPENSMD_NATIVE``, default on).
+        native: use the compiled core; otherwise Gloo serves the group (``OPENSMD_NATIVE``, default on).
         compiler: the C++ compiler (``CXX``, default the first of c++, g++, clang++ on PATH).
-        host_id: stands for this machine's own identity (``OPENSMD_HOST_ID``); processes with different
-            values never share memory. For tests and for unusual containers.
+        host_id: replaces this machine's own identity (``OPENSMD_HOST_ID``); processes with different values
+            never share memory. For tests and unusual containers.
         heap_bytes: address space for each rank's zero-copy memory in a group, in bytes
             (``OPENSMD_HEAP_BYTES``, default: half of the machine's memory shared by the group's ranks; only
             pages in use cost memory). Rank 0's value counts.
-        compression: how sums and averages of float32 numbers travel between hosts, one of
+        compression: how sums and averages of float32 values travel between hosts, one of
             :data:`COMPRESSIONS` (``OPENSMD_COMPRESSION``, default: exactly). Must be the same on all ranks.
-        keep_tensors: large CPU tensors come from memory that ranks of a split model keep between steps
+        keep_tensors: take large CPU tensors from memory that ranks of a split model keep between steps
             (``OPENSMD_KEEP_TENSORS``, default off).
-        network: what need not be measured or guessed of the network between hosts and of its hosts, by the
-            fields of :class:`opensmd.collectives.hosts.cost_model.Cluster` (``OPENSMD_NETWORK``, default:
-            nothing). Rank 0's value counts.
-        network_report: let rank 0 of each group between hosts print what it knows of its network, and what it
-            makes of it (``OPENSMD_NETWORK_REPORT``, default off).
+        network: known properties of the network between hosts and of the hosts, which need not be measured or
+            guessed, by the fields of :class:`opensmd.collectives.hosts.cost_model.Cluster`
+            (``OPENSMD_NETWORK``, default: nothing). Rank 0's value counts.
+        network_report: let rank 0 of each group between hosts print what it knows about its network, and its
+            conclusions (``OPENSMD_NETWORK_REPORT``, default off).
         build_error: why ``smdrun`` could not build the core for its ranks, which then do not try
-            (``SMDRUN_BUILD_ERROR``, set by it alone).
+            (``SMDRUN_BUILD_ERROR``, set only by smdrun).
     """
 
     cache_dir: Path
@@ -70,7 +70,7 @@ class Settings:
         """Read the settings from ``environment`` (default: ``os.environ``).
 
         Raises:
-            ValueError: a variable holds something that its setting cannot take.
+            ValueError: a variable has a value that its setting does not accept.
         """
         env = os.environ if environment is None else environment
         return cls(
@@ -90,7 +90,7 @@ class Settings:
 def _cache_dir(env: Mapping[str, str]) -> Path:
     try:
         return Path(env.get("OPENSMD_CACHE_DIR") or "~/.cache/opensmd").expanduser()
-    except RuntimeError:  # HOME is not set, and none is on record for this user, as in containers
+    except RuntimeError:  # HOME is not set and this user has no home on record, as in containers
         return temporary_folder()
 
 
@@ -124,7 +124,7 @@ def _bytes(env: Mapping[str, str], name: str) -> int | None:
 
 
 def _speeds(env: Mapping[str, str], name: str) -> dict[str, float]:
-    """As in ``link=10,delay=20``."""
+    """Parse ``link=10,delay=20``."""
     found = {}
     for part in filter(None, env.get(name, "").replace(" ", "").split(",")):
         key, _, text = part.partition("=")

@@ -1,12 +1,11 @@
-"""Filling the environment: whatever started the script, torch.distributed finds what ``env://`` needs.
+"""Filling the environment, so that torch.distributed finds what ``env://`` needs, whatever the launcher.
 
 Importing ``smdistributed.dataparallel.torch`` calls :func:`fill`. It adds RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and what a SageMaker container tells a rank, from the variables of
-torchrun, Open MPI, MPICH, Intel MPI, MVAPICH, Slurm, Kubeflow or SageMaker. A process started by hand
-becomes a group of one, without a LOCAL_RANK, which frameworks that start their ranks themselves take for a
-sign that it has been done. It never changes a value that is there already. What it added is noted in one
-variable, so that what such a process starts (``subprocess.run(["mpiexec", ...])``) is not taken for a member
-of its group.
+torchrun, Open MPI, MPICH, Intel MPI, MVAPICH, Slurm, Kubeflow or SageMaker. A process started by hand becomes
+a group of one, without a LOCAL_RANK, which frameworks that start their ranks themselves take as a sign that
+this has happened. Existing values never change. What was added is noted in one variable, so that what such a
+process starts (``subprocess.run(["mpiexec", ...])``) is not mistaken for a member of its group.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from opensmd.environment.master import TORCH_PORT, ancestors, fold, is_free, mas
 
 __all__ = ["NOTE", "Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
 
-SERVER_PORT = "7592"  # the port a container tells its scripts, which some of them count on from
-_CONTAINER = ("SM_HOSTS", "SM_TRAINING_ENV")  # any of these: a SageMaker container runs the script
+SERVER_PORT = "7592"  # the port that a container tells its scripts, some of which count up from it
+_CONTAINER = ("SM_HOSTS", "SM_TRAINING_ENV")  # with any of these, a SageMaker container runs the script
 _GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NOTE = "OPENSMD_FILLED"  # JSON: {"pid": who filled, "set": {name: value}}
 
 
 @dataclass(frozen=True)
 class Filling:
-    """What :func:`plan` would add to an environment, and what it has to say about it."""
+    """What :func:`plan` would add to an environment, and its warnings."""
 
     launch: Launch | None
     variables: dict[str, str]
@@ -40,13 +39,13 @@ class Filling:
 
 
 def current_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
-    """What launched this process, or None if it was started by hand (whatever :func:`fill` added since)."""
+    """Return what launched this process, whatever :func:`fill` added; None if it was started by hand."""
     environ = os.environ if environ is None else environ
     return detect(_as_launched(environ))
 
 
 def local_rank_is_assumed(environ: Mapping[str, str] | None = None) -> bool:
-    """True if LOCAL_RANK is only what :func:`fill` assumed: for a group of one, or for ranks of one host."""
+    """Whether LOCAL_RANK was only assumed by :func:`fill`: for a group of one, or for ranks on one host."""
     environ = os.environ if environ is None else environ
     added = _note(environ)["set"].get("LOCAL_RANK")
     launch = current_launch(environ)
@@ -58,7 +57,7 @@ def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
     """Add what is missing to ``environ`` (default ``os.environ``); return what launched this process.
 
     Warns:
-        UserWarning: the ranks run on several hosts and nothing tells where rank 0 is, or the derived port is
+        UserWarning: the ranks run on several hosts and rank 0's host is unknown, or the derived port is
             taken.
     """
     environ = os.environ if environ is None else environ
@@ -72,7 +71,7 @@ def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
     }
     for name in set(replaceable) - set(filling.variables) - set(_as_launched(environ)):
         if environ.get(name) == replaceable[name]:
-            del environ[name]  # it told of this process's place in another group
+            del environ[name]  # it described this process's place in another group
     if not added:
         return filling.launch
     for problem in [*filling.problems, *_port_problem(filling, added)]:
@@ -83,7 +82,7 @@ def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
 
 
 def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid: int) -> Filling:
-    """Say what a process with this environment, these ancestors and this id needs; pure."""
+    """Return what a process with this environment, these ancestors and this id needs; pure."""
     given = _as_launched(environ)
     launch = detect(given)
     address = master_address(launch, given)
@@ -102,15 +101,15 @@ def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid
 
 
 def _own_place(launch: Launch | None, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables that tell a script its place, as far as they do not contradict what was given."""
+    """Return the variables that tell a script its place, unless they contradict given ones."""
     variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
     if launch is not None:
         if launch.local_rank is None and given.get("MASTER_ADDR") in (*LOOPBACK_NAMES, "::1"):
-            # The ranks may be on several hosts, but those of this one are those of rank 0's.
+            # The ranks may be on several hosts, but this is rank 0's host.
             variables["LOCAL_RANK"] = variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.rank)
         return variables
     if any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
-        # Half a place: torch says which variable is missing, where rank 0 of 2 would wait for rank 1.
+        # An incomplete place: torch says which variable is missing, instead of waiting as rank 0 for rank 1.
         variables = {name: variable for name, variable in variables.items() if name not in _GROUP}
     if not any(name in given for name in _CONTAINER):
         variables.pop("LOCAL_RANK")
@@ -118,7 +117,7 @@ def _own_place(launch: Launch | None, given: Mapping[str, str]) -> dict[str, str
 
 
 def _problems_without_master(launch: Launch | None) -> list[str]:
-    """What to say where nothing tells where rank 0 is; one rank says it, and torchrun says it itself."""
+    """Return the warning that rank 0's host is unknown; one rank gives it, and torchrun gives its own."""
     if launch is None or launch.launcher == "torchrun" or launch.rank != 0:
         return []
     return [
@@ -130,7 +129,7 @@ def _problems_without_master(launch: Launch | None) -> list[str]:
 
 
 def rank_variables(launch: Launch) -> dict[str, str]:
-    """The variables that tell a script its place, torch's names and the SageMaker container's."""
+    """Return the variables that tell a script its place, under torch's and SageMaker's names."""
     variables = {"RANK": str(launch.rank), "WORLD_SIZE": str(launch.size)}
     if launch.local_rank is not None:
         variables["LOCAL_RANK"] = str(launch.local_rank)
@@ -143,35 +142,35 @@ def rank_variables(launch: Launch) -> dict[str, str]:
 
 
 def _note(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Which process added variables, and their values: ``{"pid": ..., "set": {name: value}}``."""
+    """Read which process added variables, and their values: ``{"pid": ..., "set": {name: value}}``."""
     note: dict[str, Any] = json.loads(environ[NOTE]) if environ.get(NOTE) else {"pid": None, "set": {}}
     return note
 
 
 def _replaceable(note: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Which of the values that :func:`fill` added do not hold for a process that has been launched."""
+    """Return which of the values that :func:`fill` added are not valid for a launched process."""
     inherited, overruled = note["pid"] != os.getpid(), _overruled(note, environ)
     if (
         inherited and overruled
-    ):  # by a parent that makes ranks of its own, and has left them its rendezvous address
+    ):  # by a parent that creates its own ranks, and has left them its rendezvous address
         return {name: value for name, value in note["set"].items() if not name.startswith("MASTER_")}
     return dict(note["set"]) if inherited or overruled else {}
 
 
 def _overruled(note: dict[str, Any], environ: Mapping[str, str]) -> bool:
-    """True if rank or size have been set since :func:`fill` added them: then none of it counts any more."""
+    """Whether rank or size were set after :func:`fill` added them, so that none of it counts any more."""
     return any(environ.get(name) != note["set"].get(name) for name in _GROUP[:2])
 
 
 def _as_launched(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what :func:`fill` added, here or in a parent process."""
+    """Return the environment without what :func:`fill` added, here or in a parent process."""
     note = _note(environ)
     kept = _GROUP if _overruled(note, environ) else ()
     return {name: value for name, value in environ.items() if name in kept or note["set"].get(name) != value}
 
 
 def _port_problem(filling: Filling, added: dict[str, str]) -> list[str]:
-    """Rank 0 of a derived port looks whether it could listen there; a lone process takes the next free."""
+    """Check on rank 0 whether the derived port is free; a lone process takes the next free one."""
     if "MASTER_PORT" not in added or filling.variables.get("RANK", "0") != "0":
         return []
     port = int(added["MASTER_PORT"])

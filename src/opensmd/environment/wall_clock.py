@@ -1,4 +1,4 @@
-"""The wall clock beside ``time.perf_counter_ns()``: what times of several hosts are brought together by."""
+"""Relating ``time.perf_counter_ns()`` to the wall clock, to combine times of several hosts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 
 __all__ = ["wall_clock_offset"]
 
-READINGS = 8  # of both clocks: a process may be stopped between one and the other, but hardly every time
+READINGS = 8  # of both clocks: a process may be interrupted between them, but hardly every time
 
 
 def wall_clock_offset() -> int:
-    """What is to be added to ``time.perf_counter_ns()`` to get ``time.time_ns()``; in ns."""
+    """Return what to add to ``time.perf_counter_ns()`` to get ``time.time_ns()``, in ns."""
     return min(_reading() for _ in range(READINGS))[1]
 
 
 def _reading() -> tuple[int, int]:
-    """How long it took to read both clocks, and how far they are apart."""
+    """Return how long reading both clocks took, and their difference."""
     before = time.perf_counter_ns()
     wall = time.time_ns()
     after = time.perf_counter_ns()

@@ -1,8 +1,8 @@
-"""``torch.distributed.deprecated``, whole again: the distributed package of torch 1.0 on today's torch.
+"""``torch.distributed.deprecated`` revived: the distributed package of torch 1.0 on today's torch.
 
-With opensmd installed, ``import torch.distributed.deprecated`` gives this very module.
+With opensmd installed, ``import torch.distributed.deprecated`` returns this module.
 
-Begin with ``api``. Imports ``collectives``, ``native`` and ``environment``, and nothing of modelparallel.
+Begin with ``api``. Imports ``collectives``, ``native`` and ``environment``, and nothing from modelparallel.
 """
 
 from typing import Any
@@ -75,7 +75,7 @@ __all__ = [
     "all_reduce_multigpu",
     "reduce_multigpu",
     "all_gather_multigpu",
-    # private, but scripts called and read them, as they did _backend and _initialized
+    # private, but used by scripts, like _backend and _initialized
     "_clear_group_cache",
     "_register_stream",
     "_INITIALIZED_MW",
@@ -84,7 +84,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The variables of the old module that changed with the job."""
+    """Return the old module's variables that changed with the job."""
     if name == "_backend":
         return backend_in_use()
     if name == "_initialized":
@@ -92,5 +92,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# Where torch's own loading of extensions is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), this opens them.
+# If torch's loading of extensions is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0), this installs them.
 install()

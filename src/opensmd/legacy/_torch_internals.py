@@ -1,7 +1,7 @@
-"""Every touch of torch's private parts that ``torch.distributed.deprecated`` needs.
+"""The private parts of torch that ``torch.distributed.deprecated`` uses.
 
-Its groups are made straight from torch's process group classes and never registered with
-``torch.distributed``: a script may use both packages side by side, and destroy either.
+Its groups are created directly from torch's process group classes and never registered with
+``torch.distributed``, so a script may use both packages side by side, and destroy either.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ def private_group(
     timeout: float,
     one_network: bool = False,
 ) -> ProcessGroup:
-    """A process group that ``torch.distributed`` does not know of.
+    """Create a process group that ``torch.distributed`` does not know about.
 
     Args:
         engine: ``gloo``, ``nccl``, or a backend registered with ``torch.distributed``.
-        store: reached by all members.
-        name: the same on all members, and different from every other group's on this store.
+        store: one that all members can reach.
+        name: the same on all members, and unique on this store.
         rank: this process's rank in the whole job; one of ``ranks``.
         ranks: the members' ranks in the whole job; a member's rank in the group is its position.
         timeout: seconds that an operation may take.
-        one_network: all members have one loopback.
+        one_network: whether all members share a loopback.
     """
     own = PrefixStore(f"{name}/", store)
     limit = timedelta(seconds=timeout)
@@ -98,7 +98,7 @@ def private_group(
 
 
 def _registered(engine: str, store: Store, name: str, rank: int, ranks: list[int], limit: timedelta) -> Any:
-    """A backend of a package that has registered with ``torch.distributed``."""
+    """Create a backend that a package has registered with ``torch.distributed``."""
     plugin = Backend._plugins[engine.upper()]
     if not plugin.extended_api:
         return plugin.creator_fn(store, rank, len(ranks), limit)
@@ -113,5 +113,5 @@ def _registered(engine: str, store: Store, name: str, rank: int, ranks: list[int
 
 
 def after_backward(function: Callable[[], None]) -> None:
-    """Call ``function`` at the end of the backward pass that is running."""
+    """Call ``function`` at the end of the running backward pass."""
     torch.autograd.Variable._execution_engine.queue_callback(function)

@@ -1,7 +1,8 @@
-"""The functions of ``torch.distributed.deprecated``: they check arguments, and the transport does the rest.
+"""The functions of ``torch.distributed.deprecated``, which check arguments and leave the rest to a transport.
 
 Written from the documentation of torch 1.0 (``torch.distributed.deprecated``). Ranks in arguments are always
-ranks of the whole job. A process that is not in the group it names gets a silent no-op from a collective.
+ranks of the whole job. In a process that is not a member of the named group, a collective silently does
+nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _INITIALIZED_PG, _INITIALIZED_MW = 1, 2
 
 
 def is_available() -> bool:
-    """Whether the package can be used: True wherever torch itself was built with ``torch.distributed``."""
+    """Whether the package can be used, that is, torch itself was built with ``torch.distributed``."""
     return torch.distributed.is_available()
 
 
@@ -58,28 +59,28 @@ def is_initialized() -> bool:
 
 
 def backend_in_use() -> dist_backend:
-    """What scripts read as ``_backend``: the job's backend, or ``UNDEFINED``."""
+    """Return what scripts read as ``_backend``: the job's backend, or ``UNDEFINED``."""
     return dist_backend.UNDEFINED if _session is None else dist_backend[_session.backend.upper()]
 
 
 def mode_in_use() -> int:
-    """What scripts read as ``_initialized``: whether there is a job, as the old constants say it."""
+    """Return what scripts read as ``_initialized``: whether there is a job, as one of the old constants."""
     return 0 if _session is None else _INITIALIZED_PG
 
 
 def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
-    """Join a job; blocks until all its processes have joined.
+    """Join a job; block until all its processes have joined.
 
     Args:
-        backend: ``tcp``, ``gloo``, ``mpi`` or ``nccl``, in any case.
+        backend: ``tcp``, ``gloo``, ``mpi`` or ``nccl``, in upper or lower case.
         init_method: ``env://``, ``tcp://host:port``, ``tcp://[multicast address]:port`` or ``file:///path``;
             ``mpi`` takes rank and world size from MPI and ignores it.
         world_size: number of processes.
-        rank: this process's rank; ``file`` and multicast assign one where it is not given.
-        group_name: keeps jobs apart that use one file or multicast address.
+        rank: this process's rank; ``file`` and multicast assign one if it is not given.
+        group_name: separates jobs that use the same file or multicast address.
 
     Raises:
-        AssertionError: another keyword.
+        AssertionError: an unknown keyword.
         TypeError: a rank or world size that is not an int.
         RuntimeError: an unknown backend, a second call, or a job that cannot start; the text says why.
         ValueError: arguments that are missing, malformed or contradict each other.
@@ -103,10 +104,10 @@ def init_process_group(backend: str, init_method: str = "env://", **kwargs: Any)
 
 
 def init_master_worker(backend: str, init_method: str = "env://", **kwargs: Any) -> None:
-    """The experimental master-worker mode of torch 1.0, which ran single operations on remote tensors.
+    """Refuse the experimental master-worker mode of torch 1.0, which ran operations on remote tensors.
 
     Raises:
-        RuntimeError: always; ``torch.distributed.rpc`` is what replaced it.
+        RuntimeError: always; ``torch.distributed.rpc`` has replaced it.
     """
     raise RuntimeError(
         "the master-worker mode does not exist any more; use init_process_group, or torch.distributed.rpc "
@@ -115,7 +116,7 @@ def init_master_worker(backend: str, init_method: str = "env://", **kwargs: Any)
 
 
 def destroy_process_group() -> None:
-    """Leave the job: what has been sent is delivered, all groups end. Does nothing without a job."""
+    """Leave the job: deliver what has been sent, and end all groups. Does nothing without a job."""
     global _session
     session, _session = _session, None
     atexit.unregister(destroy_process_group)
@@ -124,7 +125,7 @@ def destroy_process_group() -> None:
 
 
 def current_session() -> Session:
-    """The job of this process.
+    """Return the job of this process.
 
     Raises:
         AssertionError: there is none.
@@ -135,33 +136,33 @@ def current_session() -> Session:
 
 
 def get_rank() -> int:
-    """This process's rank in the job, from 0 to ``get_world_size() - 1``."""
+    """Return this process's rank in the job, from 0 to ``get_world_size() - 1``."""
     return current_session().rank
 
 
 def get_world_size() -> int:
-    """The number of processes of the job."""
+    """Return the number of processes of the job."""
     return current_session().world_size
 
 
 def new_group(ranks: Sequence[int] | None = None) -> Group:
-    """Make a group of ``ranks`` (None: of all).
+    """Create a group of ``ranks`` (None: all).
 
-    Every process of the job calls this, in the same order and with the same ranks, members or not.
+    Every process of the job must call this, in the same order and with the same ranks, members or not.
 
     Returns:
         An opaque handle for the ``group`` argument of the collectives.
 
     Raises:
         TypeError: anything but integers.
-        ValueError: a rank that is not one of the job, or one named twice.
+        ValueError: a rank that is not in the job, or is named twice.
         RuntimeError: the processes named different ranks, or one did not call.
     """
     return current_session().new_group(ranks)
 
 
 def send(tensor: torch.Tensor, dst: int) -> None:
-    """Send ``tensor`` to rank ``dst``; returns when it may be changed, which can be before it is received."""
+    """Send ``tensor`` to rank ``dst``; return when it may be changed, perhaps before it is received."""
     session = _point_to_point("send", tensor, dst, "dst")
     session.transport.send(tensor, dst)
 
@@ -173,14 +174,15 @@ def recv(tensor: torch.Tensor, src: int | None = None) -> int:
         The sender's rank.
 
     Raises:
-        RuntimeError: the sender's tensor has another size or dtype, it has ended, or nothing came in time.
+        RuntimeError: the sender's tensor has another size or dtype, the sender has ended, or nothing came in
+            time.
     """
     session = _point_to_point("recv", tensor, src, "src")
     return session.transport.recv(tensor, src)
 
 
 def isend(tensor: torch.Tensor, dst: int) -> Request:
-    """Start to send ``tensor`` to rank ``dst``; do not change it before the request is complete.
+    """Start sending ``tensor`` to rank ``dst``; do not change it before the request is complete.
 
     Returns:
         A request with ``is_completed()`` and ``wait()``.
@@ -190,7 +192,7 @@ def isend(tensor: torch.Tensor, dst: int) -> Request:
 
 
 def irecv(tensor: torch.Tensor, src: int) -> Request:
-    """Start to receive into ``tensor`` from rank ``src``; do not use it before the request is complete.
+    """Start receiving into ``tensor`` from rank ``src``; do not use it before the request is complete.
 
     Returns:
         A request with ``is_completed()`` and ``wait()``.
@@ -200,7 +202,7 @@ def irecv(tensor: torch.Tensor, src: int) -> Request:
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: Group = group.WORLD) -> None:
-    """Copy ``tensor`` of rank ``src`` to the tensors of all members, which have its size and dtype."""
+    """Copy ``tensor`` from rank ``src`` to the tensors of all members, which have its size and dtype."""
     session, within = _within(group)
     if within.channel is not None:
         check_tensors(session.backend, "broadcast", (tensor,))
@@ -227,7 +229,7 @@ def all_gather(tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group:
     """Copy every member's ``tensor`` to ``tensor_list``, by position in the group, on all members.
 
     Raises:
-        RuntimeError: ``tensor_list`` is not one tensor a member, each like ``tensor``.
+        RuntimeError: ``tensor_list`` does not have one tensor per member, each like ``tensor``.
     """
     session, within = _within(group)
     if within.channel is not None:
@@ -237,16 +239,18 @@ def all_gather(tensor_list: Sequence[torch.Tensor], tensor: torch.Tensor, group:
 
 
 def gather(tensor: torch.Tensor, **kwargs: Any) -> None:
-    """Copy every member's ``tensor`` to ``gather_list`` of rank ``dst``, by position in the group.
+    """Copy every member's ``tensor`` to ``gather_list`` on rank ``dst``, by position in the group.
 
     Args:
         tensor: this process's part.
-        dst: rank that gets them; default: the caller's own rank. (So it must be given on every other rank.)
-        gather_list: on ``dst`` alone: one tensor a member, each like ``tensor``.
+        dst: the rank that gets them; by default the caller's own rank, so it must be given on every other
+            rank.
+        gather_list: only on ``dst``: one tensor per member, each like ``tensor``.
         group: default ``group.WORLD``.
 
     Raises:
-        RuntimeError: no ``gather_list`` on ``dst``, one elsewhere, one that does not fit, or another keyword.
+        RuntimeError: no ``gather_list`` on ``dst``, one elsewhere, one that does not fit, or an unknown
+            keyword.
     """
     call = _RootedCall.of("gather", "dst", "gather_list", kwargs)
     if call.within.channel is not None:
@@ -255,16 +259,18 @@ def gather(tensor: torch.Tensor, **kwargs: Any) -> None:
 
 
 def scatter(tensor: torch.Tensor, **kwargs: Any) -> None:
-    """Copy ``scatter_list`` of rank ``src``, by position in the group, to each member's ``tensor``.
+    """Copy ``scatter_list`` on rank ``src``, by position in the group, to each member's ``tensor``.
 
     Args:
-        tensor: takes this process's part.
-        src: rank that has them; default: the caller's own rank. (So it must be given on every other rank.)
-        scatter_list: on ``src`` alone: one tensor a member, each like ``tensor``.
+        tensor: receives this process's part.
+        src: the rank that has them; by default the caller's own rank, so it must be given on every other
+            rank.
+        scatter_list: only on ``src``: one tensor per member, each like ``tensor``.
         group: default ``group.WORLD``.
 
     Raises:
-        RuntimeError: no ``scatter_list`` on ``src``, one elsewhere or one that does not fit; another keyword.
+        RuntimeError: no ``scatter_list`` on ``src``, one elsewhere, one that does not fit, or an unknown
+            keyword.
     """
     call = _RootedCall.of("scatter", "src", "scatter_list", kwargs)
     if call.within.channel is not None:
@@ -280,12 +286,12 @@ def barrier(group: Group = group.WORLD) -> None:
 
 
 def _clear_group_cache(group: Group = group.WORLD) -> None:
-    """Did free the communicators that the old nccl backend kept for a group; a group has just one today."""
+    """Do nothing; formerly freed the nccl backend's communicators of a group, which has just one today."""
     current_session().resolve(group)
 
 
 def _register_stream(stream: object) -> None:
-    """Did name a CUDA stream to the old nccl backend, which has become needless: a warning says so."""
+    """Warn that this is unnecessary; formerly told the nccl backend about a CUDA stream."""
     warnings.warn(
         f"_register_stream({stream!r}) is ignored: collectives wait for the current stream's work; call them "
         "under torch.cuda.stream(stream)",
@@ -299,7 +305,7 @@ def _within(given: object) -> tuple[Session, Group]:
 
 
 def _point_to_point(function: str, tensor: torch.Tensor, peer: int | None, role: str) -> Session:
-    """Check what a message needs: a job, another rank of it, a tensor that the backend moves."""
+    """Check what a message needs: a job, another rank in it, and a tensor that the backend can move."""
     session = current_session()
     if peer is not None or function != "recv":
         if not isinstance(peer, int) or not 0 <= peer < session.world_size:
@@ -350,10 +356,10 @@ class _RootedCall(NamedTuple):
 
     @classmethod
     def of(cls, function: str, role: str, list_name: str, kwargs: dict[str, Any]) -> _RootedCall:
-        """The call with these keywords.
+        """Create the call with these keywords.
 
         Raises:
-            RuntimeError: another keyword.
+            RuntimeError: an unknown keyword.
         """
         unknown = kwargs.keys() - {role, list_name, "group"}
         if unknown:
@@ -367,7 +373,7 @@ class _RootedCall(NamedTuple):
         )
 
     def checked_root(self, tensor: torch.Tensor) -> int:
-        """The root's position in the group, if this rank gives what it must beside ``tensor``.
+        """Return the root's position in the group, after checking this rank's list.
 
         Raises:
             RuntimeError: no list on the root, one elsewhere, or one that does not fit.

@@ -1,4 +1,4 @@
-"""Groups as scripts see them: opaque handles, the same object for the members and for everybody else."""
+"""Groups as scripts see them: opaque handles, the same for members and non-members."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["Group", "group"]
 
 
 class Group:
-    """A set of ranks that collectives can be told to work on; made by ``new_group`` alone.
+    """A set of ranks that collectives can work on; created only by ``new_group``.
 
     Args:
         ranks: the members' ranks in the whole job, by position in the group.
-        channel: None in a process that is not a member: its collectives on this group do nothing.
+        channel: None in a non-member, whose collectives on this group do nothing.
     """
 
     __slots__ = ("channel", "positions", "ranks")
@@ -27,6 +27,6 @@ class Group:
 
 
 class group:
-    """Holds the constant ``group.WORLD``: all processes of the job, whichever that is."""
+    """Holds the constant ``group.WORLD``: all processes of the current job."""
 
     WORLD = Group([], None)

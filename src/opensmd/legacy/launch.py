@@ -1,4 +1,4 @@
-"""``python -m torch.distributed.deprecated.launch``: one process a device, on one or several hosts.
+"""``python -m torch.distributed.deprecated.launch``: one process per device, on one or several hosts.
 
 Each process gets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK and LOCAL_RANK, and ``--local_rank=N`` as its
 first argument. The first process that fails ends the others, and its exit code is the launcher's.
@@ -22,10 +22,10 @@ GRACE_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start the processes of this host and wait for them.
+    """Start this host's processes and wait for them.
 
     Args:
-        arguments: the command line; default: ``sys.argv[1:]``.
+        arguments: the command line; by default ``sys.argv[1:]``.
 
     Returns:
         The exit code: 0, or that of the first process that failed (128 + the signal's number for a killed
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser().error(
             "--no_python needs --use_env and excludes --module: only Python scripts take --local_rank"
         )
-    asked = _Asked()  # before the first process, which would outlive a launcher that a signal ends at once
+    asked = _Asked()  # before the first process, which would outlive a launcher killed by a signal
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for local_rank in range(options.nproc_per_node):
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def command_of(options: argparse.Namespace, local_rank: int) -> list[str]:
-    """The command line of one process."""
+    """Return the command line of one process."""
     command = [] if options.no_python else [sys.executable, "-u", *(["-m"] if options.module else [])]
     passed = [] if options.use_env else [f"--local_rank={local_rank}"]
     return [*command, options.script, *passed, *options.script_arguments]
@@ -75,7 +75,7 @@ def command_of(options: argparse.Namespace, local_rank: int) -> list[str]:
 def environment_of(
     options: argparse.Namespace, local_rank: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of one process."""
+    """Return the environment of one process."""
     own = {
         "MASTER_ADDR": options.master_addr,
         "MASTER_PORT": str(options.master_port),
@@ -85,13 +85,13 @@ def environment_of(
         "LOCAL_WORLD_SIZE": str(options.nproc_per_node),
     }
     if options.nproc_per_node > 1:
-        # as torch's launcher does: as many thread pools as processes would overload the host
+        # as in torch's launcher: a full thread pool per process would overload the host
         own["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS", "1")
     return {**environment, **own}
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], options: argparse.Namespace, asked: _Asked) -> int:
-    """Until all have ended well, one has not, or the launcher is asked to end."""
+    """Wait until all have succeeded, one has failed, or the launcher is asked to end."""
     while True:
         if asked.by_signal is not None:
             return 128 + asked.by_signal
@@ -110,7 +110,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], options: argparse.Namespace,
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End those that still run: first ask, then kill."""
+    """End those still running: first ask, then kill."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -126,7 +126,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 class _Asked:
     """Whether this process has been asked to end, from now on.
 
-    A handler that raised could do so between the start of a process and its being known.
+    A raising handler could interrupt between the start of a process and its registration.
     """
 
     def __init__(self) -> None:

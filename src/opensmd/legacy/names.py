@@ -17,10 +17,10 @@ class reduce_op(enum.Enum):
 
 
 def checked_operation(op: object) -> reduce_op:
-    """``op`` itself.
+    """Return ``op`` if it is valid.
 
     Raises:
-        ValueError: it is no :class:`reduce_op`, but perhaps the one of another package.
+        ValueError: it is not a :class:`reduce_op`, but perhaps that of another package.
     """
     if not isinstance(op, reduce_op):
         raise ValueError(f"op={op!r}: expected reduce_op.SUM, PRODUCT, MAX or MIN")

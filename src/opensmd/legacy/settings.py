@@ -1,6 +1,6 @@
-"""What a user can set about ``torch.distributed.deprecated`` from outside a script.
+"""Settings of ``torch.distributed.deprecated`` from outside the script.
 
-The old API has no argument for a timeout or for the network interface, and scripts are not to be changed.
+The old API has no argument for a timeout or the network interface, and scripts should not need changes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class LegacySettings:
     Attributes:
         timeout: seconds that initialisation, a message or a collective may take before it fails
             (``OPENSMD_LEGACY_TIMEOUT``, default 1800, which is torch's own default).
-        interface: the network interface for multicast, and the one to listen on where the processes may be on
-            several hosts (``OPENSMD_LEGACY_INTERFACE``, default: the system's choice for multicast, and all
-            to listen on), for example ``eth0`` or ``lo``.
-        engine: what carries collectives of ``tcp`` and ``gloo``: ``smddp``, ``gloo``, or ``auto``, which is
-            smddp where all processes share one host and its native core is there (``OPENSMD_LEGACY_ENGINE``).
+        interface: the network interface for multicast, and for listening if the processes may be on several
+            hosts (``OPENSMD_LEGACY_INTERFACE``, default: the system's choice for multicast, and all to listen
+            on), for example ``eth0`` or ``lo``.
+        engine: what carries collectives of ``tcp`` and ``gloo``: ``smddp``, ``gloo``, or ``auto``, which
+            means smddp if all processes share one host and have its native core (``OPENSMD_LEGACY_ENGINE``).
     """
 
     timeout: float = 1800.0
@@ -38,7 +38,7 @@ class LegacySettings:
         """Read the settings from ``environment`` (default: ``os.environ``).
 
         Raises:
-            ValueError: a variable holds something that its setting cannot take.
+            ValueError: a variable has a value that its setting does not accept.
         """
         env = os.environ if environment is None else environment
         text = env.get("OPENSMD_LEGACY_TIMEOUT") or "1800"
@@ -62,7 +62,7 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def remaining(self) -> float:
-        """Seconds left, never below zero."""
+        """The seconds left, never below zero."""
         return max(0.0, self._end - time.monotonic())
 
     @property

@@ -1,4 +1,4 @@
-"""The compiled core: C++ sources (``csrc``), their build, and the loading of the result.
+"""The compiled core: C++ sources (``csrc``), their build, and loading the result.
 
-May import ``environment`` alone. Begin with ``build``; ``recipe`` says what is compiled and how.
+May import only ``environment``. Begin with ``build``; ``recipe`` says what is compiled and how.
 """

@@ -1,4 +1,4 @@
-"""Whether there is a compiled core here, and why not: the one answer for all who can do without it."""
+"""Whether there is a compiled core here, and if not, why, for code that can do without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["core_or_reason"]
 
 
 def core_or_reason(settings: Settings) -> tuple[ModuleType | None, str]:
-    """The compiled core, built first if need be, or why there is none."""
+    """Return the compiled core, built first if needed, or why there is none."""
     if not settings.native:
         return None, "OPENSMD_NATIVE=0 is set"
     if settings.build_error is not None:

@@ -1,13 +1,12 @@
-"""Finds the core that fits the installed torch, or compiles it: once a machine.
+"""Finding the core that fits the installed torch, or compiling it, once per machine.
 
-Tried in turn: the one that came in the wheel, the one in the cache, the compiler. c10d::Backend is outside
-torch's stable ABI and cannot be subclassed in Python, so a compiled core fits one build of torch.
-The steps of a build: a key of everything the result depends on; a lock of the kernel's (free again when its
-holder dies, unlike a lock file); compile in a temporary folder; rename it into place, so that a killed build
-leaves nothing that looks like a finished one. What other users of the machine could have written is never
-loaded.
+It comes from the wheel, the cache or the compiler, in this order. c10d::Backend is outside torch's stable ABI
+and cannot be subclassed in Python, so a compiled core fits one build of torch. A build computes a key of
+everything the result depends on, takes a kernel lock (which, unlike a lock file, is released when its holder
+dies), compiles in a temporary folder, and renames the result into place, so that a killed build leaves
+nothing that looks finished. What other users of the machine could have written is never loaded.
 
-``python -m opensmd.native.build`` builds and says where.
+``python -m opensmd.native.build`` builds the core and prints where it is.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ _loading = threading.Lock()
 
 
 def load(settings: Settings | None = None) -> ModuleType:
-    """The compiled core as a module, built first if this machine has not yet done so.
+    """Return the compiled core as a module, built first if this machine has none yet.
 
-    A process has one, whatever its settings say later: libraries change CXX (peft's BOFT does), and a second
-    core would end the process when it gives torch the same operators again.
+    A process loads only one, whatever its settings say later: libraries change CXX (peft's BOFT does), and a
+    second core would end the process by registering the same operators with torch again.
 
     Raises:
-        BuildError: not Linux, no compiler or no Python headers and nothing in the cache, or a failed build.
+        BuildError: not Linux; no compiler or Python headers, and nothing in the cache; or a failed build.
     """
     with _loading:
         if not _loaded:
@@ -75,7 +74,7 @@ def _load(library: Path) -> ModuleType:
 
 
 def build(settings: Settings | None = None) -> Path:
-    """Path of the compiled core for this torch, found or built.
+    """Return the path of the compiled core for this torch, found or built.
 
     Raises:
         BuildError: as :func:`load`.
@@ -86,7 +85,7 @@ def build(settings: Settings | None = None) -> Path:
 
 
 def compile_core(settings: Settings | None = None) -> Path:
-    """Path of the core in the cache, compiled for this torch, compiler and source if it is not there.
+    """Return the core in the cache for this torch, compiler and source, after compiling it if it is missing.
 
     Raises:
         BuildError: as :func:`load`.
@@ -115,7 +114,7 @@ def compile_core(settings: Settings | None = None) -> Path:
 
 
 def _cache_dir(settings: Settings) -> Path:
-    """The folder of compiled cores: as set, unless other users could put theirs there."""
+    """Return the folder of compiled cores: the configured one, unless other users could write to it."""
     try:
         return private_folder(settings.cache_dir)
     except OSError as error:
@@ -126,7 +125,7 @@ def _cache_dir(settings: Settings) -> Path:
 
 
 def _remove_planted(target: Path) -> None:
-    """Make room for a library in the place of one that is not ours."""
+    """Remove a library that is not ours from our place."""
     if target.is_symlink() or target.is_file():
         target.unlink()
     elif target.exists():
@@ -149,7 +148,7 @@ def _build_into(target: Path, toolchain: Toolchain) -> None:
         arguments = [*LINK_FLAGS, *map(str, objects), "-o", str(library), *LIBRARIES]
         with Compilers() as compilers:
             run_compiler(compilers, toolchain, arguments)
-        library.chmod(0o755)  # whatever the umask
+        library.chmod(0o755)  # regardless of the umask
         finished.chmod(0o755)
         finished.rename(target)
     finally:
@@ -157,7 +156,7 @@ def _build_into(target: Path, toolchain: Toolchain) -> None:
 
 
 def _any_finished(cache_dir: Path, base: str) -> Path:
-    """Without a compiler, the build of any other for the same torch and sources serves as well."""
+    """Return any compiler's build for the same torch and sources, which will do without a compiler."""
     for library in sorted(cache_dir.glob(f"{base}-*/{MODULE}.so")):
         if is_ours(library):
             return library
@@ -177,7 +176,7 @@ def _require_python_headers() -> None:
 
 @contextmanager
 def _lock(cache_dir: Path, name: str) -> Iterator[None]:
-    """Hold the kernel's lock on a file of this name; it is released however the process ends."""
+    """Hold a kernel lock on a file of this name, which is released however the process ends."""
     with _lock_file(cache_dir, name) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -188,7 +187,7 @@ def _lock_file(cache_dir: Path, name: str) -> IO[bytes]:
 
 
 def _remove_wrecks(cache_dir: Path, own: str) -> None:
-    """What killed builds left: unfinished folders whose lock nobody holds, or whose lock is our own."""
+    """Remove leftovers of killed builds: unfinished folders whose lock is free or our own."""
     for wreck in cache_dir.glob(f"{UNFINISHED}*"):
         name = wreck.name.removeprefix(UNFINISHED).rsplit("-", 1)[0]
         with _lock_file(cache_dir, name) as file:
@@ -201,7 +200,7 @@ def _remove_wrecks(cache_dir: Path, own: str) -> None:
 
 
 def main() -> int:
-    """Build once and say where; the exit status is 1 where it cannot be built."""
+    """Build the core and print where it is; the exit status is 1 if that fails."""
     try:
         library = build()
         load()

@@ -1,8 +1,8 @@
-"""Compilers that run side by side, and that do not outlive the build they work for.
+"""Running compilers in parallel, without letting them outlive their build.
 
-A compiler is a driver with children that do the work, and ends them no more than the kernel does when their
-parent dies. So all are in one process group, led by a shell that reads from a pipe of ours: the pipe's end
-means that this process is gone, however it ended, and the shell then ends its group.
+A compiler is a driver whose children do the work, and neither it nor the kernel ends them when it dies. So
+all are in one process group, led by a shell that reads from a pipe of ours: if the pipe ends, this process is
+gone, however it ended, and the shell ends its group.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from types import TracebackType
 
 __all__ = ["Compilers"]
 
-# A compiler removes its temporary files at SIGTERM, which the leader itself has to survive.
+# At SIGTERM a compiler removes its temporary files; the leader itself has to survive the signal.
 LEADER = "trap '' TERM INT HUP; read word; kill -TERM 0; sleep 1; kill -KILL 0"
-TIDY = 1.0  # seconds to remove them in
+TIDY = 1.0  # seconds for removing them
 
 
 class Compilers:
@@ -43,10 +43,10 @@ class Compilers:
         self.end()
 
     def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command whose words may be in any language and encoding, and wait for it.
+        """Run a command, whose output may be in any language and encoding, and wait for it.
 
         Raises:
-            InterruptedError: :meth:`end` has been called before.
+            InterruptedError: :meth:`end` has already been called.
         """
         with self._lock:
             if self._ended:
@@ -72,7 +72,7 @@ class Compilers:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def end(self) -> None:
-        """End all that run; those that were to follow do not begin."""
+        """End all running commands; further ones will not start."""
         with self._lock:
             first, self._ended = not self._ended, True
             running = list(self._running)

@@ -1,6 +1,6 @@
 """The compiled core as a module: ``core.Mailbox``, ``core.make_shared_backend`` and so on.
 
-What it has is written in ``core.pyi``. Nothing is loaded, or built, before one of its names is used.
+``core.pyi`` lists its contents. Nothing is loaded or built before one of its names is used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ __all__: list[str] = []
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the compiled core.
+    """Load a name of the compiled core.
 
     Raises:
         BuildError: there is no core, and none can be built.
     """
-    if name.startswith("__"):  # the import system and inspect ask for what modules need not have
+    if name.startswith("__"):  # the import system and inspect look up optional names
         raise AttributeError(name)
     found = getattr(load(), name)
     globals()[name] = found

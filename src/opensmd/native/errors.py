@@ -1,4 +1,4 @@
-"""What goes wrong with the compiled core; in a file of its own, because all others here raise it."""
+"""The error of the compiled core, in its own file because all others here raise it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compiles units to objects, side by side, and keeps them under keys of their own.
+"""Compiling units to objects, in parallel, and caching them by key.
 
-A change to one folder of sources then compiles that folder alone, and the tests of the core link the very
-objects of the product. Objects that no build has used for long are removed.
+So a change to one folder of sources recompiles only that folder, and the tests of the core link the same
+objects as the product. Objects that no build has used for long are removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opensmd.native.toolchain import Toolchain
 
 __all__ = ["compile_units", "is_ours", "run_compiler"]
 
-UNUSED_DAYS = 30  # after which kept objects are removed
+UNUSED_DAYS = 30  # after which cached objects are removed
 MEMORY_EACH = 2 << 30  # bytes that a compiler may need for torch's headers
 
 
@@ -37,19 +37,19 @@ def compile_units(
     what: str,
     flags: Sequence[str] = (),
 ) -> list[Path]:
-    """The objects of ``units`` in the folder ``kept``; those that are not there yet are compiled first.
+    """Return the objects of ``units`` in the folder ``kept``, after compiling the missing ones.
 
     Args:
-        units: what takes longest first.
+        units: the slowest first.
         toolchain: the compiler.
-        kept: a folder of objects, made if need be; builds may share it.
+        kept: a folder of objects, created if needed; builds may share it.
         folder: for unfinished objects, on the same file system.
-        what: the name of all this to a user who waits for it.
-        flags: added to those of the recipe.
+        what: what users who wait are told.
+        flags: in addition to those of the recipe.
 
     Raises:
-        BuildError: the compiler refused a unit; its words are in the message.
-        OSError: ``kept`` cannot be written to.
+        BuildError: the compiler refused a unit; the message quotes it.
+        OSError: ``kept`` cannot be written.
     """
     make_folder(kept)
     objects = {unit: kept / f"{object_key(unit, toolchain.key, flags)}.o" for unit in units}
@@ -78,7 +78,7 @@ def run_compiler(compilers: Compilers, toolchain: Toolchain, arguments: Sequence
 
 
 def is_ours(built: Path) -> bool:
-    """Whether a file is there that nobody but this user and root can have written or can change."""
+    """Whether the file exists and only this user and root can have written or can change it."""
     return built.exists() and who_else_can_change(built) is None
 
 
@@ -104,22 +104,22 @@ def _compile_missing(
             jobs = [pool.submit(compile_one, compilers, *item) for item in missing.items()]
             for job in jobs:
                 job.result()
-        except BaseException:  # also Ctrl-C and SIGTERM: what is under way is of no use either
+        except BaseException:  # including Ctrl-C and SIGTERM: work in progress is useless, too
             pool.shutdown(wait=False, cancel_futures=True)
             compilers.end()
             raise
 
 
 def _workers(most: int) -> int:
-    """How many compilers at once: one a core, as far as memory goes."""
+    """Return how many compilers to run in parallel: one per core, as far as memory allows."""
     by_memory = psutil.virtual_memory().available // MEMORY_EACH
     return max(1, min(len(os.sched_getaffinity(0)), by_memory, most))
 
 
 def _prune(kept: Path, used: set[Path]) -> None:
-    """Note which objects this build used, and remove those that none has used for long.
+    """Note which objects this build used, and remove those not used for long.
 
-    Others may build at the same time, but not from objects so old.
+    Other builds may run at the same time, but not with such old objects.
     """
     oldest = time.time() - UNUSED_DAYS * 86400
     for path in kept.glob("*.o"):

@@ -1,6 +1,6 @@
-"""A core that came in the wheel, compiled beforehand for one build of torch and one Python.
+"""A core that came with the wheel, compiled for one build of torch and one Python.
 
-Its folder says for whom: ``prebuilt/torch-2.13.0+cpu-cpython-311-x86_64-linux-gnu``. The key beside the
+Its folder says for which: ``prebuilt/torch-2.13.0+cpu-cpython-311-x86_64-linux-gnu``. The key next to the
 library says from which sources and flags it was made, so that an edited checkout never runs an old core.
 """
 
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "prebuilt"
 
 
 def find_prebuilt() -> Path | None:
-    """The core in this installation that fits this torch and Python; None if there is none."""
+    """Return the core in this installation that fits this torch and Python; None if there is none."""
     folder = FOLDER / _name()
     library, key = folder / f"{MODULE}.so", folder / "key"
     if not library.exists() or not key.exists() or key.read_text() != base_key():
@@ -35,12 +35,12 @@ def find_prebuilt() -> Path | None:
 
 
 def is_prebuilt(library: Path) -> bool:
-    """Whether a library is one that came in the wheel."""
+    """Whether a library came with the wheel."""
     return FOLDER in library.parents
 
 
 def put_prebuilt(library: Path, root: Path) -> Path:
-    """Copy a compiled core to where a wheel with the root ``root`` has to carry it; return its folder."""
+    """Copy a compiled core to its place in a wheel with the root ``root``; return the folder."""
     folder = root / FOLDER.relative_to(Path(__file__).parents[2]) / _name()
     folder.mkdir(parents=True)
     shutil.copyfile(library, folder / library.name)

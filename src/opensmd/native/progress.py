@@ -1,8 +1,7 @@
 """What a user sees while the core is compiled: a bar on a terminal, a few plain lines elsewhere.
 
-The rest is estimated from the steps that are done, each with the time that it takes among the others; before
-there is one, from how busy the machine is. Only the process that compiles shows it; those that wait for it
-are silent.
+The remaining time is estimated from the finished steps and their relative times or, before there is one, from
+the load of the machine. Only the compiling process shows it; those that wait for it are silent.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from typing import TextIO
 
 __all__ = ["BuildProgress", "expected_pace"]
 
-QUIET = 1.0  # seconds in which a build may end without a word
-BUSY = 1.5  # the pace from which on it is said that the machine is busy
-FIRST = 15.0  # seconds to the second plain line; then twice as many to each next one
+QUIET = 1.0  # seconds within which a build may end silently
+BUSY = 1.5  # the pace from which on the machine is called busy
+FIRST = 15.0  # seconds until the second plain line; doubled for each further one
 
 
 class BuildProgress:
-    """Shows how far a build is, from ``with`` to its end.
+    """Shows the progress of a build, from ``with`` to its end.
 
     Args:
-        steps: the seconds each step takes on one processor, about.
-        workers: how many steps run side by side.
+        steps: roughly the seconds each step takes on one processor.
+        workers: how many steps run in parallel.
         what: what is compiled, in a few words.
-        pace: how many seconds a second of a step is expected to take; more on a machine that is busy.
-        out: where to, default standard error.
+        pace: how many seconds one second of a step is expected to take; more on a busy machine.
+        out: where to show it; by default, standard error.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class BuildProgress:
 
     @contextmanager
     def step(self, seconds: float) -> Iterator[None]:
-        """Around one step, which counts as done if it ends without an exception."""
+        """Wrap one step, which counts as done if it ends without an exception."""
         key, begun = threading.get_ident(), time.monotonic()
         with self._lock:
             self._running[key] = (seconds, begun)
@@ -84,7 +83,7 @@ class BuildProgress:
                 del self._running[key]
 
     def remaining(self) -> float:
-        """Seconds to go, about: what is left, as fast as the steps that are done went."""
+        """Return roughly the remaining seconds, at the pace of the finished steps."""
         now = time.monotonic()
         with self._lock:
             running = [(expected, now - begun) for expected, begun in self._running.values()]
@@ -95,7 +94,7 @@ class BuildProgress:
         return max((pace * waiting + sum(left)) / self._workers, max(left, default=0.0))
 
     def _pace(self, running: Sequence[tuple[float, float]]) -> float:
-        """Seconds that a second of expected work takes; what is late already counts as well."""
+        """Return the seconds that one second of expected work takes, counting steps that are already late."""
         of_done = self._seconds_done / self._work_done if self._work_done else self._first_pace
         return max([of_done, *(spent / expected for expected, spent in running)])
 
@@ -140,11 +139,11 @@ class BuildProgress:
 
 
 def expected_pace(workers: int, *, running: float, processors: int) -> float:
-    """How many seconds a second of a processor's work takes beside other processes.
+    """Return how many seconds one second of a processor's work takes next to other processes.
 
     Args:
         workers: how many processes are about to start.
-        running: how many want a processor already, on average.
-        processors: what they share.
+        running: how many already want a processor, on average.
+        processors: how many they share.
     """
     return max(1.0, (workers + running) / processors)

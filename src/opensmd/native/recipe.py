@@ -1,7 +1,7 @@
-"""What is compiled, with which flags, and the keys of all that the results depend on. Runs nothing.
+"""What is compiled, with which flags, and keys of everything that the results depend on. Runs nothing.
 
-The sources are all that lies below ``csrc``, however it is cut into folders. ``csrc/core`` knows neither
-Python nor torch; all other folders are compiled against torch's headers, which are read once.
+The sources are everything under ``csrc``, in whatever folders. ``csrc/core`` knows neither Python nor torch;
+all other folders are compiled against torch's headers, which are read once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 MODULE = "opensmd_native"
 SOURCES = Path(__file__).parent / "csrc"
 CORE = "core"
-# Its templates take a third of the core's time, so that nothing should wait behind them.
+# Its templates take a third of the core's time, so nothing should wait behind them.
 ALONE = {"kernels.cpp"}
-# The core's loops are what the optimizer is for; the adapter only calls. Uncontracted arithmetic gives the
-# same bits whatever the compiler. No instruction set is named: the kernels choose theirs at run time, because
-# home folders and wheels are shared by machines.
+# Only the core's loops need optimizing; the adapter just makes calls. Uncontracted arithmetic gives the same
+# bits with every compiler. No instruction set is named: the kernels choose theirs at run time, because
+# machines share home folders and wheels.
 OPTIMIZE_CORE = ("-O3", "-ffp-contract=off")
 OPTIMIZE_ADAPTER = ("-O2",)
 FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-g0", "-Wall")
@@ -45,10 +45,10 @@ LINK_FLAGS = ("-shared", "-pthread", f"-L{Path(torch.__file__).parent / 'lib'}")
 
 @dataclass(frozen=True)
 class CompilationUnit:
-    """Sources that the compiler reads at once and turns into one object.
+    """Sources that the compiler reads together and turns into one object.
 
-    The core's files together, and those of all that knows torch: each of them alone would read the same
-    headers again, torch's or the standard library's, which takes far longer than its own lines.
+    These are groups of the core's files, or of files that use torch: separately, each would read the same
+    headers of torch or the standard library again, which takes far longer than its own lines.
     """
 
     sources: tuple[Path, ...]
@@ -56,7 +56,7 @@ class CompilationUnit:
 
     @property
     def seconds(self) -> float:
-        """About how long one processor takes; the proportions are what counts."""
+        """Roughly how long one processor takes; only proportions matter."""
         lines = sum(_text(source).count("\n") for source in self.sources)
         if not self.core:
             return 22 + 0.0055 * lines
@@ -64,12 +64,12 @@ class CompilationUnit:
 
     @property
     def text(self) -> str:
-        """The file that includes them all."""
+        """The source that includes them all."""
         return "".join(f'#include "{source.relative_to(SOURCES)}"\n' for source in self.sources)
 
 
 def units(*, core_only: bool = False) -> list[CompilationUnit]:
-    """All of ``csrc``, what takes longest first."""
+    """Return all units of ``csrc``, the slowest first."""
     groups: dict[tuple[bool, bool], list[Path]] = {}
     for source in sorted(SOURCES.rglob("*.cpp")):
         groups.setdefault((_folder(source) == CORE, source.name in ALONE), []).append(source)
@@ -79,7 +79,7 @@ def units(*, core_only: bool = False) -> list[CompilationUnit]:
 
 
 def compile_flags(unit: CompilationUnit) -> list[str]:
-    """How a unit is compiled, whatever the compiler."""
+    """Return a unit's flags, which are the same for all compilers."""
     flags = [*FLAGS, *(OPTIMIZE_CORE if unit.core else OPTIMIZE_ADAPTER), f"-I{SOURCES}"]
     if not unit.core:
         include = Path(torch.__file__).parent / "include"
@@ -90,30 +90,30 @@ def compile_flags(unit: CompilationUnit) -> list[str]:
 
 
 def python_include() -> Path:
-    """Where Python's headers belong."""
+    """Return the folder of Python's headers."""
     return Path(sysconfig.get_paths()["include"])
 
 
 def base_key() -> str:
-    """Of all that the library depends on, except the compiler."""
+    """Return the key of all that the library depends on, except the compiler."""
     paths = sorted(path for path in SOURCES.rglob("*.[ch]pp"))
     return digest([*_common_key(), *(f"{path.relative_to(SOURCES)}\n{_text(path)}" for path in paths)])[:24]
 
 
 def object_key(unit: CompilationUnit, compiler: str, flags: Sequence[str] = ()) -> str:
-    """Of a unit's sources with the headers that they may include, the compiler and ``flags`` added for it."""
+    """Return the key of a unit's sources, the headers they may include, the compiler and extra ``flags``."""
     headers = sorted(path for path in SOURCES.rglob("*.hpp") if not unit.core or _folder(path) == CORE)
     files = [f"{path.relative_to(SOURCES)}\n{_text(path)}" for path in [*unit.sources, *headers]]
     return digest([*_common_key(), compiler, *flags, *files])[:32]
 
 
 def digest(parts: Sequence[str]) -> str:
-    """One word for many texts."""
+    """Return one digest of several texts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _common_key() -> list[str]:
-    """Flags, torch, Python and machine."""
+    """Return the key of flags, torch, Python and machine."""
     flags = [*FLAGS, *OPTIMIZE_CORE, *OPTIMIZE_ADAPTER, *LIBRARIES]
     torch_build = [torch.__version__, str(torch.version.git_version), str(torch._C._GLIBCXX_USE_CXX11_ABI)]
     return [*flags, *torch_build, platform.machine(), str(sysconfig.get_config_var("SOABI"))]

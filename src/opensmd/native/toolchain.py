@@ -1,4 +1,4 @@
-"""Which C++ compiler is used: the one that is asked for, or else the first that is found."""
+"""Choosing the C++ compiler: the requested one, or else the first that is found."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ NAMES = ("c++", "g++", "clang++")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A C++ compiler, as the words of its command, and what it calls itself."""
+    """A C++ compiler: the words of its command, and what it calls itself."""
 
     command: tuple[str, ...]
     version: str
 
     @property
     def key(self) -> str:
-        """What tells its results from those of other compilers."""
+        """Distinguishes its results from those of other compilers."""
         return "\0".join([self.version, *self.command[1:]])
 
 
 def find_compiler(asked: str | None) -> Toolchain | None:
-    """The compiler that ``CXX`` names (words as in a shell), or the first on PATH; None if there is none.
+    """Return the compiler in ``CXX`` (words as in a shell), or the first on PATH; None if there is none.
 
     Raises:
-        BuildError: ``CXX`` names something that is no compiler.
+        BuildError: ``CXX`` is not a compiler.
     """
     if asked is not None:
         return _asked(asked)

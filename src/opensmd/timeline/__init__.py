@@ -1,6 +1,6 @@
-"""What every rank of a job did when, as a trace and a page: without a line of code in the script.
+"""What every rank of a job did when, as a trace and a page, without any code in the script.
 
-Imports ``environment`` alone; ``collectives`` and ``modelparallel`` hand over what they record. ``recorder``
-writes a file a rank while the job runs, ``files`` reads them all, ``shares`` counts, ``trace`` and ``page``
-write the results. Begin with ``recorder``.
+Imports only ``environment``; ``collectives`` and ``modelparallel`` pass in what they record. ``recorder``
+writes one file per rank while the job runs, ``files`` reads them all, ``shares`` sums up, ``trace`` and
+``page`` write the results. Begin with ``recorder``.
 """

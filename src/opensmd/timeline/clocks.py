@@ -1,9 +1,9 @@
-"""How far the clocks of a job's hosts are apart. Pure.
+"""The differences between the clocks of a job's hosts; pure.
 
-Each host's own clock is exact; between hosts there are the wall clocks, which are as far apart as the hosts'
-time service leaves them, and what the ranks did together: nobody leaves a collective that needs all ranks
-before the last of them has entered it. So every such collective says of two hosts by how much their clocks
-differ at least and at most, and the wall clocks count as far as they stay within that.
+Each host's own clock is exact. Between hosts there are the wall clocks, which differ by as much as the time
+service leaves, and the collectives: no rank leaves one that needs all ranks before the last of them has
+entered. So every such collective gives a lower and an upper bound on the difference of two hosts' clocks, and
+the wall clocks count as far as they stay within these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from opensmd.timeline.span import COLLECTIVES, Span
 
 __all__ = ["HostClock", "differences"]
 
-# Collectives whose every result needs every rank.
+# Collectives in which every result needs every rank.
 TOGETHER = (
     "all_reduce",
     "all_reduce_coalesced",
@@ -29,10 +29,10 @@ TOGETHER = (
 
 @dataclass
 class HostClock:
-    """One host's clock, and what its ranks did by it.
+    """One host's clock, and its ranks' spans on it.
 
     Attributes:
-        wall_ns: what the wall clock shows when this one shows zero.
+        wall_ns: the wall clock's time when this clock was zero.
         ranks: the spans of each rank.
     """
 
@@ -42,14 +42,14 @@ class HostClock:
 
 @dataclass
 class _Passage:
-    """When the last rank of a host entered a collective, and when the first one left it."""
+    """When a host's last rank entered a collective, and when its first one left."""
 
     last_start: int
     first_end: int
 
 
 def differences(hosts: Mapping[str, HostClock]) -> dict[str, int]:
-    """For each host, what is to be added to its clock to get that of the host of the lowest rank."""
+    """Return, for each host, what to add to its clock to get that of the lowest rank's host."""
     first = min(hosts, key=lambda name: min(hosts[name].ranks, default=0))
     passages = {name: _passages(clock.ranks.values()) for name, clock in hosts.items()}
     return {
@@ -64,9 +64,9 @@ def _passages(ranks: Iterable[Sequence[Span]]) -> dict[str, _Passage]:
         for span in spans:
             if span.track != COLLECTIVES or span.name not in TOGETHER or not span.call:
                 continue
-            if span.end_ns == span.start_ns:  # nobody knows when it ended
+            if span.end_ns == span.start_ns:  # its end is unknown
                 continue
-            if span.call.rpartition("/")[0].endswith("/cuda"):  # begins when it is queued, and ends by that
+            if span.call.rpartition("/")[0].endswith("/cuda"):  # starts when it is queued, and ends with that
                 continue
             one = found.setdefault(span.call, _Passage(span.start_ns, span.end_ns))
             one.last_start = max(one.last_start, span.start_ns)
@@ -75,12 +75,12 @@ def _passages(ranks: Iterable[Sequence[Span]]) -> dict[str, _Passage]:
 
 
 def _within(wall: int, ours: Mapping[str, _Passage], theirs: Mapping[str, _Passage]) -> int:
-    """The difference of the wall clocks, moved as far as it contradicts what both hosts did together."""
+    """Return the wall clocks' difference, corrected as far as it contradicts what both hosts did together."""
     both = [(ours[call], theirs[call]) for call in ours.keys() & theirs.keys()]
     if not both:
         return wall
     least = max(here.last_start - there.first_end for here, there in both)
     most = min(here.first_end - there.last_start for here, there in both)
-    if least > most:  # the clocks do not run alike, so that no one difference is right
+    if least > most:  # the clocks drift, so no single difference is right
         return wall
     return min(max(wall, least), most)

@@ -1,4 +1,4 @@
-"""Reads the files of all ranks, on one clock: that of the host of the lowest rank (see ``clocks``)."""
+"""Reading the files of all ranks, on one clock: that of the lowest rank's host (see ``clocks``)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Timeline", "read_timeline"]
 
 
 class Timeline(dict[int, list[Span]]):
-    """Each rank's spans, by start, in nanoseconds since the first of them all.
+    """Each rank's spans, by start, in nanoseconds since the very first one.
 
     Attributes:
-        cut: ranks of which only the beginning was recorded.
+        cut: ranks with only the beginning recorded.
     """
 
     cut: Sequence[int] = ()
@@ -28,7 +28,7 @@ class Timeline(dict[int, list[Span]]):
 
 
 def read_timeline(folder: Path) -> Timeline:
-    """What the ranks of a job have left in ``folder``.
+    """Read what the ranks of a job have recorded in ``folder``.
 
     Raises:
         ValueError: there is nothing, or something else.

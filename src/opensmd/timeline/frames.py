@@ -1,7 +1,7 @@
-"""What a rank's file consists of, as it is written: what happens often in bulk, as it lies in memory.
+"""The format of a rank's file: frequent events are written in bulk, as they are in memory.
 
-A rank writes while it trains, so it only copies; ``rank_file`` makes spans of it afterwards. A frame is a
-line of words between tabs, the last of which says how many bytes of data follow it:
+A rank writes during training, so it only copies; ``rank_file`` creates spans afterwards. A frame is a line of
+tab-separated words, the last of which is the number of bytes of data that follow:
 
     begin       rank, machine, what the wall clock shows when the rank's clock shows zero
     group       number, name, global ranks
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 Stretch = tuple[int, str, int, int]  # microbatch, one of KINDS, start and end in nanoseconds
-Part = tuple[int, str, float, float]  # the same by a plan, in seconds since the step began
+Part = tuple[int, str, float, float]  # the same in a plan, in seconds since the start of the step
 
 KINDS = ("forward", "backward", "weights", "wait")
 CALL = Struct("<QQQQIiII")  # start, end, bytes, sequence, group, peer, operation, unused
 PART = Struct("<qqdd")
-BEGINNING = b"begin\t"  # of every rank's file
-NOTHING_EXPECTED = -1  # a step's number of what is expected
+BEGINNING = b"begin\t"  # at the start of every rank's file
+NOTHING_EXPECTED = -1  # the number of a step without an expectation
 
 _NUMBER = {kind: number for number, kind in enumerate(KINDS)}
 
@@ -59,38 +59,38 @@ CUT = _frame("cut")
 
 
 def begin_frame(rank: int, machine: str, wall_ns: int) -> bytes:
-    """The first frame of a file: which rank wrote it, where and from when on."""
+    """Return a file's first frame: which rank wrote it, where, and from when on."""
     return _frame("begin", rank, machine, wall_ns)
 
 
 def group_frame(number: int, name: str, ranks: Sequence[int]) -> bytes:
-    """A group that calls belong to."""
+    """Return the frame of a group that calls belong to."""
     return _frame("group", number, name, ",".join(map(str, ranks)))
 
 
 def operation_frame(number: int, name: str) -> bytes:
-    """What calls of a number do."""
+    """Return the frame that says what calls of a number do."""
     return _frame("operation", number, name)
 
 
 def calls_frame(calls: bytes) -> bytes:
-    """Calls, each as CALL packs it."""
+    """Return a frame of calls, each packed by CALL."""
     return _frame("calls", data=calls)
 
 
 def lost_frame(count: int, first_ns: int) -> bytes:
-    """Calls that nobody could note."""
+    """Return a frame about calls that could not be recorded."""
     return _frame("lost", count, first_ns)
 
 
 def expected_frame(number: int, parts: Iterable[Part]) -> bytes:
-    """What a plan expects of this rank in a step."""
+    """Return the frame of what a plan expects of this rank in a step."""
     data = [PART.pack(index, _NUMBER[kind], begin, end) for index, kind, begin, end in parts]
     return _frame("expected", number, data=b"".join(data))
 
 
 def step_frame(expected: int, stretches: Sequence[Stretch]) -> bytes:
-    """What this rank did in a step; ``expected``: by which plan."""
+    """Return the frame of what this rank did in a step; ``expected``: the plan's number."""
     microbatches, kinds, starts, ends = zip(*stretches, strict=True) if stretches else ((), (), (), ())
     columns = (microbatches, map(_NUMBER.__getitem__, kinds), starts, ends)
     return _frame("step", expected, data=b"".join(array("q", column).tobytes() for column in columns))

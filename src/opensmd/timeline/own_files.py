@@ -1,4 +1,4 @@
-"""Whether a file that has one of our names is ours: what something else has written stays as it is."""
+"""Checking that a file with one of our names is ours, so that foreign files are not overwritten."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 __all__ = ["require_own"]
 
-_TOP = 256  # bytes in which a file shows what has written it
+_TOP = 256  # bytes within which a file shows what has written it
 
 
 def require_own(path: Path, mark: bytes) -> None:
-    """Refuse to write over a file without ``mark`` at its top.
+    """Refuse to overwrite a file without ``mark`` at its top.
 
-    Empty files are taken for those of a job that was killed.
+    Empty files count as those of a killed job.
 
     Raises:
-        ValueError: something else has written it.
+        ValueError: something else has written the file.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The timeline as one HTML page that needs nothing else: a table of shares and a chart to move about in."""
+"""The timeline as a self-contained HTML page: a table of shares and a chart to pan and zoom."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def write_page(timeline: Timeline, path: Path) -> None:
     """Write the page."""
     last = last_entries(timeline)
     rows = {rank: [_row(span, last) for span in spans] for rank, spans in timeline.items()}
-    # "</" could end the script that the data stand in
+    # "</" could end the script that contains the data
     data = json.dumps({"ranks": rows, "end": timeline.end_ns}, separators=(",", ":")).replace("</", "<\\/")
     text = TEMPLATE.read_text(encoding="utf-8")
     path.write_text(text.replace("@TABLE@", _table(timeline)).replace("@DATA@", data), encoding="utf-8")
 
 
 def _row(span: Span, last: dict[str, tuple[int, int]]) -> list[str | int]:
-    """Row, name, start, end, microbatch, end of waiting and whom it was for, bytes."""
+    """Return row, name, start, end, microbatch, end of waiting and whom it waited for, bytes."""
     until, who = (waits_until(span, last), last[span.call][1]) if span.call else (span.start_ns, -1)
     return [
         ROWS.index(span.track),

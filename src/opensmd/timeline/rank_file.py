@@ -1,4 +1,4 @@
-"""Makes spans of the frames that a rank has written (see ``frames``). Pure but for reading the file."""
+"""Turning the frames that a rank has written into spans (see ``frames``); pure once the file is read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MESSAGES = ("send", "recv", "recv_any_source")
 
 @dataclass
 class RankFile:
-    """What one rank has left.
+    """What one rank has recorded.
 
     Attributes:
-        rank: of the job.
-        machine: whose clock the times are of.
-        wall_ns: what the wall clock shows when that one shows zero.
+        rank: its rank in the job.
+        machine: the machine whose clock was used.
+        wall_ns: the wall clock's time when that clock was zero.
         cut: whether only the beginning was recorded.
-        spans: in the order in which they were written.
+        spans: in the order of writing.
     """
 
     rank: int
@@ -60,11 +60,11 @@ def read_rank_file(path: Path) -> RankFile:
 
 @dataclass(frozen=True)
 class _Group:
-    """A group of this rank's.
+    """One of this rank's groups.
 
     Attributes:
-        key: the same on all of its ranks, and for no other group.
-        ranks: global ones, by rank in the group.
+        key: the same on all of its ranks, and unique.
+        ranks: the global ranks, by rank in the group.
     """
 
     key: str
@@ -72,7 +72,7 @@ class _Group:
 
 
 class _Reader:
-    """Knows what earlier frames have said."""
+    """Remembers what earlier frames have said."""
 
     def __init__(self) -> None:
         self._groups: dict[int, _Group] = {}
@@ -94,7 +94,7 @@ class _Reader:
     def _group(self, values: list[str], data: bytes) -> Iterator[Span]:
         number, name, ranks = values
         members = tuple(map(int, ranks.split(",")))
-        # Names come again, on all members alike: later, and at the same time in groups without a common rank.
+        # Names are reused, alike on all members: later, and concurrently in groups without common ranks.
         generation = self._names[members[0], name]
         self._names[members[0], name] += 1
         self._groups[int(number)] = _Group(f"{members[0]}.{generation}/{name}", members)
@@ -134,7 +134,7 @@ class _Reader:
 
 
 def _message_name(operation: str, peer: int, group: _Group | None) -> str:
-    """As a row of messages shows it; whom NCCL's are for is not known."""
+    """Return the name of a message as shown; NCCL's targets are unknown."""
     words = ("send", "to") if operation == "send" else ("recv", "from")
     if peer < 0 or group is None:
         return words[0]
@@ -142,7 +142,7 @@ def _message_name(operation: str, peer: int, group: _Group | None) -> str:
 
 
 def _expected(done: list[Span], parts: list[Part]) -> Iterator[Span]:
-    """What a plan expects, in the time for which the rank has worked in a step."""
+    """Return what a plan expects, scaled to the rank's work in a step."""
     planned = sum(end - begin for _, _, begin, end in parts)
     worked = sum(span.end_ns - span.start_ns for span in done if span.name != "wait")
     for index, kind, begin, end in parts if done else []:

@@ -1,8 +1,8 @@
-"""Writes what this rank does into a file of its own while the job runs, if OPENSMD_TIMELINE names a folder.
+"""Writing what this rank does to its own file while the job runs, if OPENSMD_TIMELINE names a folder.
 
-What happens is only put where it costs least: calls into a ring that the core fills without Python, a step's
-record as it is onto a list. A thread empties both a few times a second, and at once when the ring is half
-full, and writes them down as they lie. Without the variable there is no recorder, and no thread.
+Events first go where that is cheapest: calls into a ring that the core fills without Python, and a step's
+record onto a list, unchanged. A thread empties both a few times a second, and immediately when the ring is
+half full, and writes them as they are. Without the variable, there is no recorder and no thread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from opensmd.timeline.own_files import require_own
 __all__ = ["VARIABLE", "Frame", "Recorder", "recorder"]
 
 VARIABLE = "OPENSMD_TIMELINE"
-PAUSE = 0.25  # seconds between two looks at what has happened: as much is lost at most where a rank is killed
-MOST = 1_000_000  # events of a rank; what follows is left out, and the page says so
+PAUSE = 0.25  # seconds between looks, and the most that is lost when a rank is killed
+MOST = 1_000_000  # events per rank; the rest is left out, and the page says so
 
 
 class Frame(NamedTuple):
-    """What a source has to write (see ``frames``), and how many events that holds."""
+    """What a source has to write (see ``frames``), and its number of events."""
 
     content: bytes
     events: int
@@ -38,18 +38,19 @@ class Frame(NamedTuple):
 Source = Callable[[], Iterable[Frame]]
 
 
-_of_process: list[Recorder] = []  # at most one: what the core notes can be taken but once
+_of_process: list[Recorder] = []  # at most one, because the core's events can be taken only once
 
 
 def recorder(rank: int) -> Recorder | None:
-    """This process's recorder, started by the first call; None if no timeline is wanted.
+    """Return this process's recorder, started by the first call; None if no timeline is wanted.
 
     Args:
-        rank: of this process in the job. The first call counts, should a script change it with its groups.
+        rank: this process's rank in the job. The first call counts, even if a script changes it with its
+            groups.
 
     Raises:
-        OSError: the folder cannot be written to.
-        ValueError: something else has written the file that would be this rank's.
+        OSError: the folder cannot be written.
+        ValueError: something else has written a file of this rank's name.
     """
     folder = os.environ.get(VARIABLE)
     if folder and not _of_process:
@@ -61,15 +62,15 @@ class Recorder:
     """Collects events until the process ends.
 
     Args:
-        folder: for the file, made if need be.
-        rank: of this process in the job.
+        folder: for the file; created if needed.
+        rank: this process's rank in the job.
 
     Attributes:
-        paused: for as long as this is set, nobody is asked for anything.
-        alarm: a descriptor; a byte in it lets the recorder look at once.
+        paused: while set, no source is asked.
+        alarm: a descriptor; a byte written to it makes the recorder look at once.
 
     Raises:
-        OSError, ValueError: as from :func:`recorder`.
+        OSError, ValueError: as in :func:`recorder`.
     """
 
     def __init__(self, folder: Path, *, rank: int) -> None:
@@ -80,7 +81,7 @@ class Recorder:
         self._file = path.open("wb")
         self._file.write(begin_frame(rank, boot_id(), wall_clock_offset()))  # the clock is the machine's
         self._pid = os.getpid()
-        # Steps as they came, and in front of the first that needs it what a plan expects.
+        # Steps in order, and before the first that needs it, what a plan expects.
         self._steps: deque[tuple[int, Sequence[Stretch]] | Frame] = deque()
         self._plans = 0
         self._events = 0
@@ -94,28 +95,28 @@ class Recorder:
         atexit.register(self.close)
 
     def add_step(self, stretches: Sequence[Stretch], expected: int) -> None:
-        """Put down a step that has ended.
+        """Record a finished step.
 
         Args:
-            stretches: which nobody changes any more.
-            expected: the number that :meth:`add_expected` gave, or NOTHING_EXPECTED.
+            stretches: must no longer change.
+            expected: the number from :meth:`add_expected`, or NOTHING_EXPECTED.
         """
         self._steps.append((expected, stretches))
 
     def add_expected(self, parts: Iterable[Part]) -> int:
-        """Put down what a plan expects of this rank in a step; return the number that steps call it by."""
+        """Record what a plan expects of this rank in a step; return the number by which steps refer to it."""
         self._steps.append(Frame(expected_frame(self._plans, parts), 0))
         self._plans += 1
         return self._plans - 1
 
     def add_source(self, source: Source) -> None:
-        """Ask ``source`` now and then for what is new."""
+        """Ask ``source`` regularly for what is new."""
         self._sources.append(source)
 
     def close(self) -> None:
         """Collect the last events and close the file."""
         if os.getpid() != self._pid:
-            return  # a fork has neither the thread nor a right to the file
+            return  # a forked process has no thread and must not touch the file
         self._ending = True
         os.write(self.alarm, b"\0")
         self._thread.join()

@@ -1,7 +1,7 @@
-"""Makes the trace and the page from what the ranks of a job have left.
+"""Creating the trace and the page from what the ranks of a job have recorded.
 
-They take the place of an earlier job's. Files of the same names that something else has written, such as a
-profiler's ``trace.json``, stay as they are: the folder is refused.
+They replace those of an earlier job. If something else has written files of the same names, such as a
+profiler's ``trace.json``, these stay and the folder is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _MARKS = {TRACE: json.dumps(trace.WRITER)[:-1].encode(), PAGE: page.WRITER.encod
 
 
 def begin_timeline(folder: Path) -> Path:
-    """Make the folder, without what an earlier job left there; return its whole path.
+    """Create the folder, or clear what an earlier job left in it; return its absolute path.
 
     Raises:
-        ValueError: it cannot be made or written to, or files of somebody else have the names of ours.
+        ValueError: the folder cannot be created or written, or has foreign files with our names.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,10 +38,10 @@ def begin_timeline(folder: Path) -> Path:
 
 
 def write_results(folder: Path) -> tuple[Path, Path]:
-    """Write ``trace.json`` and ``timeline.html`` into the folder; return their paths.
+    """Write ``trace.json`` and ``timeline.html`` to the folder; return their paths.
 
     Raises:
-        ValueError: no rank has left anything there, or files of somebody else have these names.
+        ValueError: no rank has recorded anything there, or there are foreign files with these names.
     """
     timeline = read_timeline(folder)
     results = folder / TRACE, folder / PAGE

@@ -1,7 +1,7 @@
-"""What each rank did with its time. Pure.
+"""How each rank spent its time; pure.
 
-A collective waits until its last rank has entered and moves data from then on. Where things overlap, work
-counts first: a collective beside a microbatch's forward costs nobody anything.
+A collective waits until its last rank has entered, and moves data from then on. If things overlap, work
+counts first: a collective during a microbatch's forward costs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Shares:
     """Parts of the whole time, adding up to one.
 
     Attributes:
-        busy: all that is none of the others: microbatches, and what the script does around them.
+        busy: everything else: microbatches, and what the script does around them.
         waiting: in collectives that not all ranks had entered.
         moving: in collectives that all had entered.
         bubble: in the pipeline, with nothing to do.
@@ -34,7 +34,7 @@ class Shares:
 
 
 def last_entries(ranks: Mapping[int, Sequence[Span]]) -> dict[str, tuple[int, int]]:
-    """For every collective, when its last rank entered and which rank that was."""
+    """Return, for every collective, when its last rank entered and which rank that was."""
     last: dict[str, tuple[int, int]] = {}
     for rank, spans in ranks.items():
         for span in spans:
@@ -44,12 +44,12 @@ def last_entries(ranks: Mapping[int, Sequence[Span]]) -> dict[str, tuple[int, in
 
 
 def waits_until(span: Span, last: Mapping[str, tuple[int, int]]) -> int:
-    """When a collective stopped waiting for other ranks to enter."""
+    """Return when a collective stopped waiting for other ranks to enter."""
     return min(max(last[span.call][0], span.start_ns), span.end_ns)
 
 
 def shares(ranks: Mapping[int, Sequence[Span]], total_ns: int) -> dict[int, Shares]:
-    """Every rank's shares of ``total_ns``, which begins at zero."""
+    """Return every rank's shares of ``total_ns``, which starts at zero."""
     last = last_entries(ranks)
     return {rank: _shares(spans, last, max(total_ns, 1)) for rank, spans in ranks.items()}
 
@@ -68,7 +68,7 @@ def _shares(spans: Sequence[Span], last: Mapping[str, tuple[int, int]], total: i
             moving.append((middle, span.end_ns))
     covered = list(work)
     parts = []
-    for kind in (waiting, moving, bubble):  # a collective inside of a bubble is no bubble
+    for kind in (waiting, moving, bubble):  # a collective inside a bubble is not a bubble
         before = _length(covered)
         covered += kind
         parts.append((_length(covered) - before) / total)
@@ -76,7 +76,7 @@ def _shares(spans: Sequence[Span], last: Mapping[str, tuple[int, int]], total: i
 
 
 def _length(intervals: Sequence[Interval]) -> int:
-    """How much the intervals cover together."""
+    """Return the total length that the intervals cover."""
     covered = reached = 0
     for start, end in sorted(intervals):
         covered += max(0, end - max(start, reached))

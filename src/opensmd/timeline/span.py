@@ -1,4 +1,4 @@
-"""One thing that one rank did, as it is recorded and as it is shown."""
+"""One activity of a rank, as recorded and as shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["COLLECTIVES", "COMPUTE", "EXPECTED", "MESSAGES", "PIPELINE", "Span"]
 PIPELINE = "pipeline"
 COLLECTIVES = "collectives"
 MESSAGES = "messages"
-EXPECTED = "expected"  # of the pipeline, by the plan
+EXPECTED = "expected"  # of the pipeline, according to the plan
 COMPUTE = ("forward", "backward", "weights")  # the pipeline's kinds of work; its other one is "wait"
 
 
@@ -17,12 +17,12 @@ class Span(NamedTuple):
     """A stretch of work or waiting.
 
     Attributes:
-        track: the row that it belongs to, PIPELINE, COLLECTIVES, MESSAGES or EXPECTED.
-        name: what it is, "forward", "all_reduce" or "send to rank 1" for example.
-        start_ns, end_ns: ``time.perf_counter_ns()`` of the rank; on one clock for all once they are read.
-        microbatch: which one, -1 for none.
+        track: its row: PIPELINE, COLLECTIVES, MESSAGES or EXPECTED.
+        name: what it is, for example "forward", "all_reduce" or "send to rank 1".
+        start_ns, end_ns: the rank's ``time.perf_counter_ns()``; after reading, on one clock for all.
+        microbatch: its number, or -1 for none.
         call: the same on all ranks for the same collective, empty for anything else.
-        bytes: how many it moves.
+        bytes: the number of bytes moved.
     """
 
     track: str

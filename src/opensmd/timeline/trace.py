@@ -13,13 +13,13 @@ from opensmd.timeline.span import PIPELINE, Span
 
 __all__ = ["WRITER", "lane_for", "write_trace"]
 
-WRITER = {"otherData": {"writer": "opensmd"}}  # first in the file, which says that it is one of these
+WRITER = {"otherData": {"writer": "opensmd"}}  # first in the file, to identify it
 
 
 def write_trace(timeline: Timeline, path: Path) -> None:
-    """A process a rank, a thread a track, and more of them for spans of a track at the same time.
+    """Write one process per rank and one thread per track, or more if spans of a track overlap.
 
-    Waiting is an event inside the collective that waits.
+    Waiting is an event inside the waiting collective.
     """
     last = last_entries(timeline)
     tracks = sorted({span.track for spans in timeline.values() for span in spans})
@@ -38,7 +38,7 @@ def write_trace(timeline: Timeline, path: Path) -> None:
 
 
 def lane_for(span: Span, ends: list[int]) -> int:
-    """The first lane that is free when ``span`` begins; notes in ``ends`` until when it is taken."""
+    """Return the first lane that is free when ``span`` starts; note in ``ends`` how long it is taken."""
     free = next((lane for lane, end in enumerate(ends) if end <= span.start_ns), len(ends))
     ends[free:] = [span.end_ns, *ends[free + 1 :]]
     return free

@@ -1,6 +1,6 @@
 """``torch.nn.parallel.deprecated``: models on several processes over ``torch.distributed.deprecated``.
 
-Begin with ``distributed``. Imports ``legacy``, and of ``collectives`` what makes one tensor of many.
+Begin with ``distributed``. Imports ``legacy``, and from ``collectives`` what joins tensors.
 """
 
 from opensmd.legacy.parallel.distributed import DistributedDataParallel

@@ -1,8 +1,8 @@
-"""``DistributedDataParallel`` of torch 1.0: one replica a GPU, one or more GPUs a process.
+"""``DistributedDataParallel`` of torch 1.0: one replica per GPU, one or more GPUs per process.
 
-Inside a process it works like ``DataParallel``: inputs are scattered over the process's GPUs, replicas run,
-and autograd adds their gradients up in the module's own parameters. Between processes, buckets of gradients
-are summed as soon as backward has filled them, always in the same order, and averaged.
+Within a process it works like ``DataParallel``: inputs are scattered over the process's GPUs, replicas run,
+and autograd adds up their gradients in the module's own parameters. Between processes, buckets of gradients
+are averaged as soon as backward has filled them, always in the same order.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class DistributedDataParallel(torch.nn.Module):
 
     Args:
         module: the module, on the first of ``device_ids``; or on the CPU, with ``device_ids`` None or empty.
-        device_ids: this process's GPUs. None: all visible ones if the module is on a GPU, else the CPU.
-        output_device: where outputs are gathered; default: the first of ``device_ids``.
-        dim: dimension along which inputs are scattered and outputs gathered.
+        device_ids: this process's GPUs. None means all visible ones if the module is on a GPU, else the CPU.
+        output_device: where outputs are gathered; by default, the first of ``device_ids``.
+        dim: the dimension along which inputs are scattered and outputs gathered.
         broadcast_buffers: give every process rank 0's buffers before each forward pass in training mode.
 
     Raises:
         AssertionError: ``init_process_group`` has not been called.
         ValueError: ``device_ids`` for a module on the CPU.
 
-    A parameter that one process did not use in a pass counts as zero there. The original needed CUDA and
-    gloo or nccl; this takes CPU modules and every backend.
+    A parameter that one process did not use in a pass counts as zero there. The original needed CUDA and gloo
+    or nccl; this accepts CPU modules and every backend.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._reducer = BucketReducer([weight for weight in module.parameters() if weight.requires_grad])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's forward on this process's part of the batch; the next backward pass will average."""
+        """Run the module's forward on this process's part of the batch; the next backward will average."""
         if self.training and self.broadcast_buffers:
             self._share_from_rank_0(list(self.module.buffers()))
         if torch.is_grad_enabled():
@@ -98,7 +98,7 @@ class BucketReducer:
     """Averages gradients over all processes, bucket by bucket, while backward runs.
 
     Args:
-        parameters: in the module's order; their gradients come roughly in the opposite one.
+        parameters: in the module's order; their gradients come roughly in reverse.
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
@@ -113,7 +113,7 @@ class BucketReducer:
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def prepare(self) -> None:
-        """A forward pass has begun whose backward pass is to average."""
+        """Prepare for a backward pass that averages."""
         self._active = True
         self._queued = False  # torch drops the callbacks of a backward pass that fails
         self._next = 0
@@ -127,13 +127,13 @@ class BucketReducer:
         if not self._queued:
             self._queued = True
             after_backward(self._finish)
-        # All processes must call in one order, so a full bucket waits for those before it.
+        # All processes must call in the same order, so a full bucket waits for earlier ones.
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._buckets[self._next].average()
             self._next += 1
 
     def _finish(self) -> None:
-        """The pass is over: average what still waits, with zeros for what was not used."""
+        """End the pass: average what still waits, with zeros for unused parameters."""
         for bucket in self._buckets[self._next :]:
             bucket.average()
         self._active = self._queued = False
@@ -152,18 +152,18 @@ class Bucket:
         self.missing: set[int] = set()
 
     def average(self) -> None:
-        """Average over all processes; a parameter that no process used keeps the gradient it had."""
+        """Average over all processes; a parameter that no process used keeps its gradient."""
         used = [float(index not in self.missing) for index in range(len(self.parameters))]
         first = self.parameters[0]
         if self.missing:
             uses = torch.tensor(used, dtype=first.dtype, device=first.device)
-        else:  # without a copy from the host, which would wait for a GPU
+        else:  # without a copy from the host, which would wait for the GPU
             uses = torch.ones(len(used), dtype=first.dtype, device=first.device)
         flat = flatten([*(self._gradient(parameter) for parameter in self.parameters), uses])
         api.all_reduce(flat)
         uses = flat[-len(used) :].clone()
         flat /= api.get_world_size()
-        # What this process has used need not be asked of a GPU, either.
+        # What this process has used need not be read from a GPU, either.
         self._write_back(flat[: -len(used)], (uses > 0).tolist() if self.missing else [True] * len(used))
 
     def _gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor:

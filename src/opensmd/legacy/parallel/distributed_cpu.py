@@ -1,4 +1,4 @@
-"""``DistributedDataParallelCPU``: gradients are averaged after each backward pass, one call a dtype."""
+"""``DistributedDataParallelCPU``: averages gradients after each backward pass, in one call per dtype."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["DistributedDataParallelCPU"]
 class DistributedDataParallelCPU(torch.nn.Module):
     """A module whose parameters start as rank 0's and whose gradients are averaged over all processes.
 
-    Buffers stay each process's own. Only gradients in ``.grad`` are averaged, dense ones, after each backward
-    pass of this module's output; every process must use the same parameters in it.
+    Buffers stay each process's own. Only dense gradients in ``.grad`` are averaged, after each backward pass
+    of this module's output; every process must use the same parameters in it.
 
     Args:
         module: the module; its parameters may be on the CPU or, staged, elsewhere.
@@ -37,9 +37,9 @@ class DistributedDataParallelCPU(torch.nn.Module):
                 parameter.register_hook(self._queue)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's own forward; the next backward pass will average."""
+        """Run the module's forward; the next backward pass will average."""
         self._averages = True
-        self._queued = False  # torch drops the callbacks of a backward pass that fails
+        self._queued = False  # torch drops the callbacks of a failed backward pass
         return self.module(*inputs, **kwargs)
 
     def _queue(self, gradient: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
-"""``file:///path``: the first process to come serves, and leaves word of that in a shared file.
+"""``file:///path``: the first process to come serves, and says so in a shared file.
 
-The file is JSON: for each ``group_name`` the server of the job that is gathering under it. It is only read
-and written under an ``fcntl`` lock. Whoever serves removes its entry when the rendezvous is over, and the
-file with the last entry; an entry whose server has died is replaced by the next process that comes.
+The file is JSON: for each ``group_name``, the server of the job that is gathering. It is only accessed under
+an ``fcntl`` lock. The server removes its entry when the rendezvous is over, and the file with the last entry;
+an entry whose server has died is replaced by the next process that comes.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def join_file(
     interface: str | None,
     deadline: Deadline,
 ) -> Joined:
-    """Meet through the file at ``address.path``; ranks are given by arrival where none is asked for.
+    """Meet through the file at ``address.path``; ranks that are not given follow from arrival.
 
-    The first process serves on ``interface``; without one on the loopback, if no other host can see the file,
-    else on every interface. A job that is full, or one left behind by processes that died, is waited for or
-    replaced until the deadline.
+    The first process serves on ``interface``; without one, on the loopback if no other host can see the file,
+    else on every interface. Until the deadline, a full job is waited for, and one left behind by dead
+    processes replaced.
 
     Raises:
-        ValueError: the file holds something else, or its directory is missing.
+        ValueError: the file contains something else, or its directory is missing.
         RuntimeError: the job cannot start.
     """
     while True:
@@ -62,7 +62,7 @@ def join_file(
                 if serves:
                     _remove(address.path, group_name, entry)
         except (HostLost, Surplus, ConnectionError):
-            # An earlier rendezvous, about to leave the file; or its server died, and its entry gets replaced.
+            # An earlier rendezvous about to leave the file, or one whose server died, to be replaced.
             if deadline.passed:
                 raise
             time.sleep(RETRY_INTERVAL)
@@ -71,7 +71,7 @@ def join_file(
 def _store(
     path: str, group_name: str, interface: str | None, deadline: Deadline
 ) -> tuple[Store, Server, bool]:
-    """The store of the job under ``group_name``, its entry, and whether this process serves it."""
+    """Return the store of the job under ``group_name``, its entry, and whether this process serves it."""
     with _locked(path, deadline) as file:
         jobs = _read(file, path)
         entry = Server.from_json(jobs[group_name]) if group_name in jobs else None
@@ -102,7 +102,7 @@ def _remove(path: str, group_name: str, entry: Server) -> None:
 
 @contextmanager
 def _locked(path: str, deadline: Deadline) -> Iterator[int]:
-    """Open the file, made if need be, under an exclusive lock."""
+    """Open the file, created if needed, under an exclusive lock."""
     while True:
         file = _open(path)
         try:
@@ -111,11 +111,11 @@ def _locked(path: str, deadline: Deadline) -> Iterator[int]:
                 yield file
                 return
         finally:
-            os.close(file)  # frees the lock
+            os.close(file)  # releases the lock
 
 
 def _open(path: str) -> int:
-    """A descriptor of the file, made if need be; not of what a link leads to, nor of another user's file."""
+    """Open the file, created if needed, but neither through a link nor another user's."""
     try:
         file = open_own(Path(path))
     except OSError as error:
@@ -155,7 +155,7 @@ def _lock(file: int, path: str, deadline: Deadline) -> None:
 
 
 def _is_at(file: int, path: str) -> bool:
-    """False if the file was removed while we waited for its lock."""
+    """Whether the file was not removed while we waited for its lock."""
     try:
         there, ours = Path(path).stat(), os.fstat(file)
     except FileNotFoundError:

@@ -1,12 +1,12 @@
 """The rendezvous of a job's processes in a store: arrival indices, ranks, and one verdict for all.
 
 1. Each process takes the next arrival index (an atomic counter) and leaves its :class:`~.roster.Member`.
-2. The first ``world_size`` arrivals are the job; ranks follow from them by a pure function. Whoever comes
-   later is told that the job is full.
-3. Each of them reports ready; the last one completes the rendezvous. So nobody leaves it before all have
-   read it.
-4. Whoever sees something wrong (two world sizes, a rank taken twice, a process that died, the time over)
-   writes the reason once; all others find it there and raise the same.
+2. The first ``world_size`` arrivals are the job; ranks follow from them by a pure function. Later ones are
+   told that the job is full.
+3. Each of them reports ready; the last one completes the rendezvous. So nobody leaves before all have read
+   it.
+4. Whoever notices a problem (two world sizes, a rank taken twice, a dead process, a timeout) writes the
+   reason once; all others find it there and raise the same error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["HostLost", "Joined", "Rendezvous", "Surplus"]
 
 POLL_FIRST, POLL_LONGEST = 0.002, 0.05
 LIVENESS_INTERVAL = 0.5
-LINGER = 5.0  # seconds; a busy machine was seen to keep a process from its turn for more than two
+LINGER = 5.0  # seconds; on a busy machine, processes were seen to be delayed by more than two
 
 
 class Surplus(RuntimeError):
@@ -35,7 +35,7 @@ class Surplus(RuntimeError):
 
 
 class HostLost(RuntimeError):
-    """The process that serves the store has gone."""
+    """The process that serves the store is gone."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Joined:
 
     @property
     def one_network(self) -> bool:
-        """Whether all processes have one loopback."""
+        """Whether all processes share a loopback."""
         return len({process.net_space for process in self.processes}) == 1
 
 
@@ -62,8 +62,8 @@ class Rendezvous:
     """One process's view of a rendezvous in ``store``.
 
     Args:
-        store: reached by all processes of the job, and by no other job's.
-        where: the init method, for error texts.
+        store: one that all processes of the job reach, and no other job's.
+        where: the init method, for error messages.
         serves: whether this process serves the store.
         deadline: when to give up.
     """
@@ -76,7 +76,7 @@ class Rendezvous:
         self._next_liveness_check = 0.0
 
     def join(self, rank: int, world_size: int) -> Joined:
-        """Take part; blocks until all processes have.
+        """Take part; block until all processes have.
 
         Args:
             rank: the wanted rank, or -1.
@@ -132,7 +132,7 @@ class Rendezvous:
         )
 
     def _arrived(self, start: int, world_size: int) -> list[Member]:
-        """The members from arrival index ``start`` on, up to the first that is not there yet."""
+        """Return the members from arrival index ``start`` up to the first missing one."""
         members = []
         for index in range(start, world_size):
             if not self._store.check([f"arrival/{index}"]):
@@ -155,7 +155,7 @@ class Rendezvous:
         )
 
     def _judge_the_late(self, index: int, me: Member) -> NoReturn:
-        """Tell a process that has come too late why: the job's failure, or that it is full."""
+        """Tell a late process why it is too late: the job's failure, or that it is full."""
         members = self._arrived(0, me.world_size)
         disagreement = any(member.world_size != me.world_size for member in members)
         for _ in self._poll():
@@ -189,7 +189,7 @@ class Rendezvous:
                 self._fail(f"{member} ended before all processes had joined; start all processes again")
 
     def _fail(self, reason: str) -> NoReturn:
-        """Make ``reason`` the job's failure, unless it has one, and raise it."""
+        """Make ``reason`` the job's failure, unless it already has one, and raise it."""
         self._store.compare_set("failure", "", reason)
         self._raise_failure()
 
@@ -201,7 +201,7 @@ class Rendezvous:
         raise RuntimeError(f"{self._where}: {reason}")
 
     def _linger(self, heard: int) -> None:
-        """Serve the reason to the others before this process may end."""
+        """Keep serving the reason to the others before this process may end."""
         until = time.monotonic() + LINGER
         while heard < self._store.add("arrivals", 0) and time.monotonic() < until:
             time.sleep(POLL_FIRST)

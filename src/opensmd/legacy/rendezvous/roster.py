@@ -1,4 +1,4 @@
-"""Who gets which rank: pure, so that every process that sees the same roster gives the same ranks."""
+"""Who gets which rank; pure, so that every process that sees the same roster assigns the same ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Member", "assign_ranks", "contradiction", "missing_ranks"]
 
 @dataclass(frozen=True)
 class Member:
-    """One arrival: the process, the rank it asks for (-1: any) and the world size it was told."""
+    """One arrival: the process, its requested rank (-1: any) and its world size."""
 
     process: Process
     rank: int
     world_size: int
 
     def to_json(self) -> str:
-        """As text for a store."""
+        """Return it as text for a store."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -34,9 +34,9 @@ class Member:
 
 
 def assign_ranks(members: Sequence[Member]) -> list[int]:
-    """The rank of each member, in the members' order; they must be without :func:`contradiction`.
+    """Return the rank of each member, in order; there must be no :func:`contradiction`.
 
-    Ranks that were asked for are kept; the others are given in order of arrival to who asked for none.
+    Requested ranks are kept; the rest go in order of arrival to those that requested none.
     """
     taken = {member.rank for member in members}
     free = iter(rank for rank in range(len(members)) if rank not in taken)
@@ -44,9 +44,9 @@ def assign_ranks(members: Sequence[Member]) -> list[int]:
 
 
 def contradiction(members: Sequence[Member]) -> str | None:
-    """Why these members cannot form a job, or be part of one; None if they can.
+    """Return why these members cannot be part of one job; None if they can.
 
-    They must have been told one world size, and ask for different ranks within it.
+    They must have the same world size, and request different ranks within it.
     """
     taken: dict[int, Member] = {}
     for member in members:
@@ -72,7 +72,7 @@ def contradiction(members: Sequence[Member]) -> str | None:
 
 
 def missing_ranks(members: Sequence[Member], world_size: int) -> str:
-    """Who has not come, as exactly as the members' ranks tell."""
+    """Describe who has not come, as precisely as the members' ranks allow."""
     lacking = world_size - len(members)
     if members and all(member.rank >= 0 for member in members):
         absent = sorted(set(range(world_size)) - {member.rank for member in members})

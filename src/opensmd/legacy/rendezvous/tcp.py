@@ -1,4 +1,4 @@
-"""``tcp://host:port``: rank 0 serves at an address that all were given."""
+"""``tcp://host:port``: rank 0 serves at an address that all processes know."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from opensmd.legacy.settings import Deadline
 
 __all__ = ["join_tcp"]
 
-# How often this process has met others at an address: a quick rank may come for the next rendezvous while
-# rank 0 still serves the last one, and must not take part in that again.
+# How often this process has met others at an address: a fast rank may come for the next rendezvous while rank
+# 0 still serves the last one, and must not join that again.
 _rendezvous_so_far: Counter[str] = Counter()
 
 
@@ -28,7 +28,7 @@ def join_tcp(address: Address, *, rank: int, world_size: int, group_name: str, d
     if rank < 0:
         raise ValueError(f"{address}: the rank must be given by hand here: pass rank=0 to world_size-1")
     if rank >= world_size and not listens(address.host, address.port):
-        check_rank(address, rank, world_size)  # else all hear of it in the rendezvous
+        check_rank(address, rank, world_size)  # otherwise all learn of it in the rendezvous
     _rendezvous_so_far[str(address)] += 1
     prefix = f"opensmd.legacy/{_rendezvous_so_far[str(address)]}/{_restarts()}/{group_name}"
     while True:
@@ -39,7 +39,7 @@ def join_tcp(address: Address, *, rank: int, world_size: int, group_name: str, d
         try:
             return rendezvous.join(rank, world_size)
         except HostLost:
-            # For another rank this may have been the last rendezvous's store, which rank 0 has just closed.
+            # For another rank, this may have been the last rendezvous's store, which rank 0 has just closed.
             if serves or deadline.passed or not _is_young(deadline):
                 raise
 
@@ -59,10 +59,10 @@ RECONNECT_SECONDS = 10.0
 
 
 def _agent_serves() -> bool:
-    """Under torch's elastic launcher, its agent already serves a store at MASTER_ADDR:MASTER_PORT."""
+    """Whether torch's elastic agent already serves a store at MASTER_ADDR:MASTER_PORT."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _restarts() -> str:
-    """The elastic launcher's agent serves the same store to every restart of the workers."""
+    """Return the number of restarts, because the elastic agent serves the same store to every restart."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -1,4 +1,4 @@
 """What carries the calls: torch's process groups (``tcp``, ``gloo``, ``nccl``) or a real MPI (``mpi``).
 
-Begin with ``base``, what a transport must do. Imports ``rendezvous``, ``collectives`` and ``native``.
+Begin with ``base``, the interface. Imports ``rendezvous``, ``collectives`` and ``native``.
 """

@@ -1,4 +1,4 @@
-"""What every transport offers, so that the API, the groups and the wrappers of models know only this."""
+"""The interface of transports, and all that the API, the groups and the model wrappers know of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Channel", "LegacyTransport"]
 
 
 class Channel(ABC):
-    """The collectives among the members of one group. Roots are positions in the group.
+    """The collectives of one group. Roots are positions in the group.
 
-    Tensors may be of any layout, dtype and device unless the transport says otherwise; all members call the
+    Tensors may have any layout, dtype and device unless the transport says otherwise; all members call the
     same operations in the same order.
     """
 
@@ -64,7 +64,7 @@ class LegacyTransport(ABC):
 
     @abstractmethod
     def channel(self, ranks: list[int]) -> Channel | None:
-        """The channel of a new group; every process of the job calls, in the same order. None: not a member.
+        """Return a new group's channel, or None for non-members; all processes call, in the same order.
 
         Raises:
             RuntimeError: the processes named different ranks.
@@ -72,20 +72,20 @@ class LegacyTransport(ABC):
 
     @abstractmethod
     def send(self, tensor: torch.Tensor, dst: int) -> None:
-        """Send; returns when the tensor may be changed."""
+        """Send ``tensor``; return when it may be changed."""
 
     @abstractmethod
     def recv(self, tensor: torch.Tensor, src: int | None) -> int:
-        """Receive from ``src`` or any rank; returns the sender."""
+        """Receive from ``src`` or any rank; return the sender."""
 
     @abstractmethod
     def isend(self, tensor: torch.Tensor, dst: int) -> Request:
-        """Start to send."""
+        """Start sending."""
 
     @abstractmethod
     def irecv(self, tensor: torch.Tensor, src: int) -> Request:
-        """Start to receive."""
+        """Start receiving."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what has been sent and free everything."""
+        """Finish sending and free everything."""

@@ -1,14 +1,14 @@
-"""Who calls a rank that listens: the ranks that know the job's secret, and strangers, who are turned away.
+"""Handling calls to a listening rank: ranks that know the job's secret are accepted, strangers rejected.
 
-Both ends show that they know the secret before either believes the other::
+Both ends prove that they know the secret before either trusts the other::
 
     caller                                          listener
       nonce, its rank  ───────────────────────────▶
                        ◀───────────────────────────  nonce, proof over both nonces and ranks
       proof            ───────────────────────────▶
 
-A listener has any number of greetings under way. So nobody waits for a caller that says nothing, be it a
-stranger or a rank that is held up in the middle of its greeting.
+A listener handles any number of greetings at once, so nobody waits for a silent caller, be it a stranger or a
+rank that is held up during its greeting.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _Greeting = Generator[None, None, int]
 
 
 class Callers:
-    """The callers of one rank; a context manager, which hangs up on those that nobody has taken.
+    """The callers of one rank; a context manager that hangs up on those that were not taken.
 
     Args:
-        listener: bound to an address, not closed by this.
+        listener: a bound socket, not closed by this.
         rank: of the listener.
         secret: of the job.
     """
@@ -59,13 +59,13 @@ class Callers:
             link.close()
 
     def next(self, expected: Collection[int], deadline: Deadline) -> tuple[int, socket.socket]:
-        """Wait for the next of the ``expected`` ranks: its number and the connection, without a timeout.
+        """Wait for the next of the ``expected`` ranks; return its number and a connection without a timeout.
 
         Raises:
             RuntimeError: none has called before ``deadline``; the text names them.
         """
         while True:
-            over = deadline.passed  # who has called by now still counts
+            over = deadline.passed  # those that have called by now still count
             ready = self._selector.select(0 if over else deadline.remaining())
             if over and not ready:
                 ranks = ", ".join(map(str, sorted(expected)))
@@ -91,7 +91,7 @@ class Callers:
     def _accept(self) -> None:
         try:
             link, _ = self._listener.accept()
-        except OSError:  # has hung up since
+        except OSError:  # it has hung up since
             return
         link.setblocking(False)
         greeting = _greet(link, self._rank, self._secret)
@@ -100,7 +100,7 @@ class Callers:
         self._selector.register(link, selectors.EVENT_READ)
 
     def _go_on(self, link: socket.socket) -> int | None:
-        """Hear more of a caller: None until it is known who that is."""
+        """Read more from a caller; return None until it is identified."""
         try:
             next(self._greetings[link])
         except StopIteration as recognised:
@@ -111,7 +111,7 @@ class Callers:
 
 
 def introduce(link: socket.socket, peer: int, rank: int, secret: JobSecret) -> bool:
-    """Whether ``peer``, which listens, knows the secret; then it is shown that this rank does, too."""
+    """Whether the listening ``peer`` knows the secret; if so, prove that this rank does, too."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     try:
         link.sendall(HELLO.pack(nonce, rank))
@@ -126,9 +126,9 @@ def introduce(link: socket.socket, peer: int, rank: int, secret: JobSecret) -> b
 
 
 def _greet(link: socket.socket, rank: int, secret: JobSecret) -> _Greeting:
-    """Greet a caller, resumed whenever there is something to read; returns its rank.
+    """Greet a caller and return its rank; resumed whenever there is something to read.
 
-    What a caller says at one time is so little that it comes in one piece.
+    Each message of a caller is short enough to arrive in one piece.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     try:

@@ -83,7 +83,7 @@ class TorchChannel(Channel):
 
     def barrier(self) -> None:
         if self._wire.device == "cuda":
-            # NCCL's own barrier guesses a device; this is the one the caller works on.
+            # NCCL's own barrier guesses a device; this is the caller's.
             self.all_reduce(torch.zeros(1, device="cuda"), reduce_op.SUM)
             torch.cuda.current_stream().synchronize()
         else:
@@ -99,24 +99,24 @@ class TorchChannel(Channel):
             raise RuntimeError(f"{function} on {place} ({self._engine}): {error}") from error
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the engine sends for ``tensor``."""
+        """Return what the engine sends for ``tensor``."""
         if self._wire.takes(tensor, reducing=False):
             return tensor
         return self._wire.moved(self._wire.for_moving(tensor))
 
     def _landings(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Where the engine can put what the tensors are to hold; the very sequence where it can use all."""
+        """Return where the engine can put the tensors' results; the same sequence if it can use all."""
         for tensor in tensors:
             if not self._wire.is_here(tensor):
                 return [self._landing(part, read=False) for part in tensors]
         return tensors
 
     def _all_moved(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of one dtype as the engine can move them."""
+        """Return tensors of one dtype as the engine can move them."""
         return list(tensors) if self._wire.moves_all else [self._wire.moved(tensor) for tensor in tensors]
 
     def _landing(self, tensor: torch.Tensor, *, read: bool = True) -> torch.Tensor:
-        """Contiguous memory where the engine can put what ``tensor`` is to hold; maybe the tensor itself."""
+        """Return contiguous memory for the engine's result for ``tensor``; perhaps the tensor itself."""
         if self._wire.is_here(tensor):
             return tensor
         if read:
@@ -138,7 +138,7 @@ def _write_all_back(tensors: Sequence[torch.Tensor], wires: Sequence[torch.Tenso
 
 @cache
 def _options(kind: type[T], root: int | None = None, op: reduce_op | None = None) -> T:
-    """Options of a blocking call; made once, because making them costs as much as a small collective."""
+    """Options of a blocking call, created once because that costs as much as a small collective."""
     options: Any = kind()
     options.asyncOp = False
     if root is not None:

@@ -1,4 +1,4 @@
-"""Messages of the ``nccl`` backend: straight through its process group. It has no receive from any rank."""
+"""Messages of the ``nccl`` backend, directly through its process group, without receives from any rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DeviceMessages:
 
     Args:
         group: the process group of the whole job.
-        wire: what its engine takes.
+        wire: what its engine accepts.
     """
 
     def __init__(self, group: c10d.ProcessGroup, wire: Wire) -> None:
@@ -27,7 +27,7 @@ class DeviceMessages:
         self._wire = wire
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
-        """Send; returns when the tensor may be changed."""
+        """Send ``tensor``; return when it may be changed."""
         self.isend(tensor, dst).wait()
 
     def recv(self, tensor: torch.Tensor, src: int | None) -> int:
@@ -42,12 +42,12 @@ class DeviceMessages:
         return src
 
     def isend(self, tensor: torch.Tensor, dst: int) -> Request:
-        """Start to send."""
+        """Start sending."""
         wire = self._wire.moved(self._wire.for_moving(tensor))
         return WorkRequest(self._group.send([wire], dst, 0))
 
     def irecv(self, tensor: torch.Tensor, src: int) -> Request:
-        """Start to receive."""
+        """Start receiving."""
         landing = self._wire.for_moving(tensor)
         work = self._group.recv([self._wire.moved(landing)], src, 0)
         if landing.data_ptr() == tensor.data_ptr():
@@ -55,7 +55,7 @@ class DeviceMessages:
         return WorkRequest(work, lambda: tensor.detach().copy_(landing))
 
     def close(self) -> None:
-        """Nothing is left to do: the group's owner shuts it down."""
+        """Do nothing: the group's owner shuts it down."""
 
 
 class WorkRequest(Request):

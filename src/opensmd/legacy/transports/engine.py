@@ -1,4 +1,4 @@
-"""Which of today's engines carries a job's collectives, and what each takes."""
+"""Which of today's engines carries a job's collectives, and what each accepts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WIRES = {
 
 
 def choose_engine(wanted: str, processes: Sequence[Process], has_smddp: Sequence[bool]) -> str:
-    """The engine of a ``tcp`` or ``gloo`` job: the same answer on every rank.
+    """Choose the engine of a ``tcp`` or ``gloo`` job, the same on every rank.
 
     Args:
         wanted: the setting: ``auto``, ``smddp`` or ``gloo``.
         processes: all processes of the job.
-        has_smddp: for each, whether the smddp backend with its native core can be used there.
+        has_smddp: for each process, whether smddp with its native core is usable.
 
     Raises:
         RuntimeError: smddp is wanted and some process does not have it.

@@ -1,7 +1,7 @@
-"""One TCP connection between any two ranks of a job, made once at the start.
+"""One TCP connection between any two ranks of a job, established at the start.
 
-Both ends show each other that they know the job's secret (:mod:`.callers`): the one that the user gave the
-job, else one that rank 0 left in the store.
+Both ends prove that they know the job's secret (:mod:`.callers`): the user's, or else one that rank 0 left in
+the store.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from opensmd.legacy.transports.callers import Callers, introduce
 __all__ = ["connect_all"]
 
 SECRET_BYTES = 16
-ADDRESS_SECONDS = 20.0  # for one address of a host that has several
+ADDRESS_SECONDS = 20.0  # for one address of a host with several
 
 
 def connect_all(joined: Joined, interface: str | None, deadline: Deadline) -> dict[int, socket.socket]:
-    """Connect with every other rank: each calls the lower ranks and is called by the higher ones.
+    """Connect to every other rank: each calls the lower ranks and is called by the higher ones.
 
-    On one host they listen on the loopback, else on ``interface``; without one, on all.
+    On one host they listen on the loopback, otherwise on ``interface``, or on all without one.
 
     Returns:
-        A blocking socket for each other rank.
+        A blocking socket per other rank.
 
     Raises:
         RuntimeError: a rank could not be reached, or did not call in time.

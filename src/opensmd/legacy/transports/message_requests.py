@@ -1,4 +1,4 @@
-"""What ``isend`` and ``irecv`` return: a message that is being written, and a receive that waits for one."""
+"""What ``isend`` and ``irecv`` return: a message being written, and a receive that waits for one."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Receive(Request):
 
     @property
     def landing(self) -> memoryview:
-        """Where the payload goes."""
+        """Return where the payload goes."""
         return bytes_of(self._landing)
 
     def mismatch(self, source: int, count: int, dtype: torch.dtype) -> str | None:
-        """Why a message does not fit, or None."""
+        """Return why a message does not fit, or None."""
         if (count, dtype) == (self._landing.numel(), self._landing.dtype):
             return None
         return (
@@ -43,12 +43,12 @@ class Receive(Request):
         )
 
     def succeed(self, sender: int) -> None:
-        """The payload has landed."""
+        """Note that the payload has arrived."""
         self.sender = sender
         self._done.set()
 
     def fail(self, error: str) -> None:
-        """The payload will not come."""
+        """Note that the payload will not come."""
         self._error = error
         self._done.set()
 
@@ -70,14 +70,14 @@ class Receive(Request):
         self._write_back()
 
     def _write_back(self) -> None:
-        """Fill the tensor, in the thread that uses it: the reader's has another current CUDA stream."""
+        """Fill the tensor in the thread that uses it; the reader's has another current CUDA stream."""
         landing, self._landing = self._landing, self._tensor
         if landing is not self._tensor and self._error is None:
             self._tensor.copy_(landing)
 
 
 class Sent(Request):
-    """A message that is being written."""
+    """A message being written."""
 
     def __init__(self, writing: Future[None] | None, timeout: float) -> None:
         self._writing = writing

@@ -1,9 +1,9 @@
 """Messages between any two ranks, for ``send``, ``recv``, ``isend`` and ``irecv`` of CPU tensors.
 
-Gloo cannot carry these: there a send waits for its receiver, a request never becomes complete by itself, and
-a message of another size than expected ends the process. Here one thread reads all that comes in, straight
-into the tensor where a receive was posted before, into memory otherwise. So sends do not wait for receives,
-the order between two ranks is kept, and sizes are compared before a byte is copied.
+Gloo cannot carry these: its sends wait for their receivers, its requests never complete by themselves, and a
+message of unexpected size ends the process. Here one thread reads all that comes in, directly into the tensor
+if a receive was already posted, otherwise into memory. So sends do not wait for receives, the order between
+two ranks is kept, and sizes are compared before a byte is copied.
 
     caller ──header, payload──▶ socket ──▶ reader thread ──▶ posted receive, or the pile until one is posted
 """
@@ -32,21 +32,21 @@ DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
     torch.float64, torch.bfloat16, torch.bool, torch.complex64, torch.complex128,
 ]  # fmt: skip
-PILE_LIMIT = 256 << 20  # bytes of one rank's messages that nobody has asked for; above, its sends wait
-AT_ONCE = 64 << 10  # bytes that isend writes itself; larger ones are written by a thread
+PILE_LIMIT = 256 << 20  # bytes of one rank's messages without a receive; above, its sends wait
+AT_ONCE = 64 << 10  # bytes that isend writes itself; a thread writes larger messages
 READ_AT_MOST = 4 << 20  # bytes from one rank before the others get their turn
 FLUSH_SECONDS = 30.0
 
 
 @dataclass
 class Arrival:
-    """A message, from its header on; ``receive`` is where it goes, once that is known."""
+    """An arriving message; ``receive`` is its destination, once known."""
 
     source: int
     count: int
     dtype: torch.dtype
     buffer: memoryview
-    direct: bool = False  # the buffer is the receive's own
+    direct: bool = False  # whether the buffer is the receive's own
     got: int = 0
     receive: Receive | None = None
     error: str | None = None
@@ -59,7 +59,7 @@ class Arrival:
 
 @dataclass
 class Peer:
-    """Another rank: its connection, and what is half read or queued on it."""
+    """Another rank: its connection, and what is partly read or queued on it."""
 
     rank: int
     link: socket.socket
@@ -102,7 +102,7 @@ class Messages:
     # --- sending
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
-        """Send; returns when the tensor may be changed."""
+        """Send ``tensor``; return when it may be changed."""
         peer = self._peers[dst]
         payload = in_memory(tensor.detach().cpu())
         if self._idle(peer):
@@ -111,7 +111,7 @@ class Messages:
             self._enqueue(peer, payload).wait()
 
     def isend(self, tensor: torch.Tensor, dst: int) -> Request:
-        """Start to send; the tensor may be changed when the request is complete."""
+        """Start sending; the tensor may be changed when the request is complete."""
         peer = self._peers[dst]
         payload = in_memory(tensor.detach().cpu())
         if payload.nbytes <= AT_ONCE and self._idle(peer):
@@ -137,7 +137,7 @@ class Messages:
                 peer.link.sendall(header, socket.MSG_MORE if payload.numel() else 0)
                 peer.link.sendall(bytes_of(payload))
         except BlockingIOError:
-            # Half a message may be on its way: nothing that follows could be understood.
+            # Half a message may be in transit, so nothing that follows could be understood.
             peer.link.shutdown(socket.SHUT_RDWR)
             raise RuntimeError(
                 f"send on rank {self._rank} to rank {peer.rank}: not taken within {self._timeout:g} s; "
@@ -149,7 +149,7 @@ class Messages:
     # --- receiving
 
     def recv(self, tensor: torch.Tensor, src: int | None) -> int:
-        """Receive from ``src``, or from any rank; returns the sender."""
+        """Receive from ``src``, or from any rank; return the sender."""
         receive = self.irecv(tensor, src)
         try:
             receive.wait()
@@ -174,7 +174,7 @@ class Messages:
         return receive
 
     def _take(self, arrival: Arrival, receive: Receive) -> None:
-        """Give a message of the pile to a receive that was posted after its header came."""
+        """Give a message from the pile to a receive that was posted after its header came."""
         self._pile.remove(arrival)
         peer = self._peers[arrival.source]
         peer.piled -= len(arrival.buffer)
@@ -212,7 +212,7 @@ class Messages:
                 self._selector.register(peer.link, selectors.EVENT_READ, peer)
 
     def _read_some(self, peer: Peer) -> None:
-        """Read what is there, without waiting; close the peer at its end."""
+        """Read what is available, without waiting; close the peer at end of stream."""
         budget = READ_AT_MOST
         try:
             while budget > 0 and not peer.paused:
@@ -236,7 +236,7 @@ class Messages:
         return len(part)
 
     def _admit(self, peer: Peer, count: int, dtype: torch.dtype) -> Arrival:
-        """Where a message goes: the first receive that waits for it, or the pile."""
+        """Choose a message's destination: the first receive that waits for it, or the pile."""
         receive = next((one for one in self._posted if one.source in (None, peer.rank)), None)
         error = None
         if receive is not None:
@@ -276,7 +276,7 @@ class Messages:
                 self._selector.unregister(peer.link)
 
     def _close(self, peer: Peer) -> None:
-        """The peer has ended or left: nothing more will come from it."""
+        """Close a peer that has ended or left, from which nothing more will come."""
         self._selector.unregister(peer.link)
         with self._lock:
             peer.closed = True
@@ -290,7 +290,7 @@ class Messages:
     # --- the end
 
     def close(self) -> None:
-        """Write what is queued, then tell the peers; what they send is read until they close too."""
+        """Write what is queued, then tell the peers; read what they send until they close, too."""
         try:
             for peer in self._peers.values():
                 if peer.last_write is not None and not peer.closed:
@@ -302,7 +302,7 @@ class Messages:
     def _say_farewell(self, peer: Peer) -> None:
         if peer.writer is not None:
             peer.writer.shutdown(wait=False)
-        with self._lock, contextlib.suppress(OSError):  # a peer that has gone needs none
+        with self._lock, contextlib.suppress(OSError):  # a peer that is gone needs none
             peer.link.shutdown(socket.SHUT_WR)
 
 

@@ -1,8 +1,8 @@
 """``mpi``: a real MPI through mpi4py. Rank and world size are MPI's; start with ``mpiexec``.
 
-MPI itself keeps the order between two ranks, takes receives from any source and reports the sender. What it
-lacks is done here: half precision is reduced in float32, CUDA and non-contiguous tensors are staged, and a
-blocking send copies its tensor, so that all ranks may send before any receives.
+MPI itself keeps the order between two ranks, supports receives from any source and reports the sender. What
+it lacks is added here: half precision is reduced in float32, CUDA and non-contiguous tensors are staged, and
+a blocking send copies its tensor, so that all ranks may send before any receives.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["MpiTransport"]
 WIRE = Wire(
     "cpu", None, {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 )
-FORWARDING_SECONDS = 0.5  # mpiexec drops what it has not passed on of a rank's output when the job is aborted
-BUFFERED_BYTES = 256 << 20  # copies of blocking sends that nobody has received yet; above, send waits
+FORWARDING_SECONDS = 0.5  # when a job is aborted, mpiexec drops output that it has not forwarded yet
+BUFFERED_BYTES = 256 << 20  # copies of blocking sends that have not been received yet; above, send waits
 
 
 def load_mpi() -> ModuleType:
-    """mpi4py's MPI module; importing it initialises MPI.
+    """Return mpi4py's MPI module; importing it initialises MPI.
 
     Raises:
         RuntimeError: mpi4py or an MPI library is not installed.
@@ -115,7 +115,8 @@ class MpiTransport(LegacyTransport):
 
     def __init__(self) -> None:
         self._mpi = load_mpi()
-        # Copies: a script may use mpi4py itself beside us, and messages must not meet collectives.
+        # Copies, because the script may also use mpi4py itself, and messages must not be mixed up with
+        # collectives.
         self._comm: MPI.Intracomm = self._mpi.COMM_WORLD.Dup()
         self._messages: MPI.Intracomm = self._mpi.COMM_WORLD.Dup()
         self.rank = self._comm.rank
@@ -123,7 +124,7 @@ class MpiTransport(LegacyTransport):
         self.world: Channel = MpiChannel(self._comm, self._mpi)
         self._channels: list[MPI.Intracomm] = []
         self._restore_hook = _abort_when_a_rank_fails(self._mpi)
-        self._unfinished: deque[MpiRequest] = deque()  # also those whose request the script has dropped
+        self._unfinished: deque[MpiRequest] = deque()  # including those whose request the script has dropped
 
     def channel(self, ranks: list[int]) -> Channel | None:
         for other, theirs in enumerate(self._comm.allgather(ranks)):
@@ -201,10 +202,10 @@ class MpiTransport(LegacyTransport):
 
 
 def _abort_when_a_rank_fails(mpi: ModuleType) -> Callable[[], None]:
-    """End the whole job on an uncaught exception: MPI would wait for ever for this rank at its end.
+    """End the whole job on an uncaught exception; otherwise MPI would wait forever for this rank at its end.
 
     Returns:
-        What undoes it.
+        A function that undoes this.
     """
     before = sys.excepthook
 
@@ -291,7 +292,7 @@ class MpiRequest(Request):
 
 
 def _elements(wire: torch.Tensor) -> Any:
-    """A buffer of typed elements rather than bytes, as reductions need it."""
+    """Return a buffer of typed elements rather than bytes, as reductions need."""
     return wire.view(-1).numpy()
 
 

@@ -1,7 +1,7 @@
-"""``tcp``, ``gloo`` and ``nccl``: collectives over torch's process groups, messages beside them.
+"""``tcp``, ``gloo`` and ``nccl``: collectives over torch's process groups, with separate messages.
 
-CPU tensors go through the smddp group where all processes share a host, through Gloo otherwise. CUDA
-tensors of ``tcp`` and ``gloo`` jobs are staged through the CPU; ``nccl`` jobs use torch's NCCL throughout.
+CPU tensors go through an smddp group if all processes share a host, otherwise through Gloo. CUDA tensors of
+``tcp`` and ``gloo`` jobs are staged through the CPU; ``nccl`` jobs use torch's NCCL throughout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TorchTransport(LegacyTransport):
         settings: timeout and engine.
 
     Raises:
-        RuntimeError: the engine is not there, or a process could not be reached.
+        RuntimeError: the engine is missing, or a process could not be reached.
     """
 
     def __init__(self, backend: str, joined: Joined, settings: LegacySettings) -> None:
@@ -59,7 +59,7 @@ class TorchTransport(LegacyTransport):
             return
         links = connect_all(joined, settings.interface, Deadline(settings.timeout))
         self._messages = Messages(links, self.rank, settings.timeout)
-        # A rank that ends early takes the store with it: nobody may still need that for the set-up.
+        # A rank that ends early takes the store with it, so nobody may still need it for the set-up.
         world.barrier()
 
     def channel(self, ranks: list[int]) -> Channel | None:
@@ -80,7 +80,7 @@ class TorchTransport(LegacyTransport):
         return TorchChannel(group, self.engine)
 
     def _compare(self, key: str, ranks: list[int]) -> None:
-        """All processes must make the same group; torch would wait in vain for one that does not."""
+        """Check that all processes create the same group; torch would wait in vain for one that does not."""
         self._store.set(f"{key}/{self.rank}", json.dumps(ranks))
         deadline = Deadline(self._timeout)
         for other in range(self.world_size):
@@ -121,7 +121,7 @@ class TorchTransport(LegacyTransport):
 
 
 def agree_on_engine(joined: Joined, settings: LegacySettings) -> str:
-    """The engine for CPU tensors that all processes of the job can use."""
+    """Return the engine for CPU tensors that all processes of the job can use."""
     has = settings.engine != "gloo" and has_smddp()
     joined.store.set(f"engine/{joined.rank}", "1" if has else "0")
     answers = joined.store.multi_get([f"engine/{rank}" for rank in range(joined.world_size)])
@@ -132,7 +132,7 @@ def agree_on_engine(joined: Joined, settings: LegacySettings) -> str:
 
 
 def has_smddp() -> bool:
-    """Whether the native core of the smddp backend is there, or can be built."""
+    """Whether the native core of the smddp backend exists or can be built."""
     native = CoreSettings.from_environment()
     if not native.native:
         return False
