@@ -202,7 +202,7 @@ def _nearest(values: dict[int, Any], microbatch: int) -> Any:
 def _is_own(value: Any) -> bool:
     """Whether a value belongs to one microbatch: it has or may soon have tensors, or is noted for later.
 
-    So are functions, which may replace others for a while, as PEFT does for generating. Values that mark
+    So do functions, which may replace others for a while, as PEFT does for generating. Values that mark
     something done once for all (a flag, a handle) belong to all.
     """
     if isinstance(value, FunctionType | MethodType) or (isinstance(value, (list, dict)) and not value):
