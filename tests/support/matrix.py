@@ -37,7 +37,7 @@ FAMILIES = (
     "attributes",
     "calls",
 )
-LONG = 6  # steps
+LONG = 12  # steps
 SCHEDULES = ("interleaved", "v", "simple", "zero_bubble", "1f1b")
 SEARCHED = ("searched", "searched v")  # each for a second or two, so on request only
 CHOICES = {"stages": int, "microbatches": int, "placement": str, "schedule": str, "replicas": int}
