@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Callable
@@ -121,6 +122,7 @@ def most_under_way(record: list[tuple[int, str, int, int]]) -> int:
 # --- the plan's estimate ---------------------------------------------------------------------------------
 
 KEPT = 1 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def perceptron() -> tuple[nn.Module, Tensor, Step]:
@@ -162,6 +164,9 @@ def measured_and_estimated(name: str) -> tuple[float, float, float, int]:
 
 
 def of_all_models() -> dict[str, tuple[float, float, float, int]]:
+    libc = ctypes.CDLL(None)
+    for threshold in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):  # free means gone
+        assert libc.mallopt(threshold, 65536)
     return {name: measured_and_estimated(name) for name in MODELS}
 
 
@@ -173,9 +178,8 @@ def memory(kind: str) -> int:
 
 @pytest.fixture(scope="module")
 def found_of_models() -> list[dict[str, tuple[float, float, float, int]]]:
-    """What each rank has found: both models are run by the same interpreters."""
-    malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # free means gone
-    return [outcome.value for outcome in run_once(2, of_all_models, env=malloc)]
+    """What each rank has found: both models are run by the same processes."""
+    return [outcome.value for outcome in run_once(2, of_all_models)]
 
 
 @pytest.mark.parametrize("name", MODELS)
