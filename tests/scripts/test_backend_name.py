@@ -14,10 +14,12 @@ from tests.support.ports import free_port
 
 UNKNOWN = 'import torch.distributed as dist; print(dist.is_backend_available("smddp"))'
 SCRIPT = """
-import os, sys
+import gc, os, sys
 from datetime import timedelta
+gc.disable()
 import torch
 import torch.distributed as dist
+gc.freeze()
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 assert dist.is_backend_available("smddp")

@@ -48,7 +48,10 @@ except AttributeError as error:
 print("one package")
 """
 FORKS = """
-import os, sys, torch
+import gc, os, sys
+gc.disable()
+import torch
+gc.freeze()
 for script in sys.argv[1:]:
     if os.fork() == 0:
         exec(script, {})

@@ -62,7 +62,10 @@ def test_the_suite_runs_on_the_oldest_and_the_short_list_on_the_newest(
 # Ranks and the versions of torch that its metadata tells them.
 TOLD = [(0, "2.99.0"), (1, "2.99.0"), (0, "2.15.0+cu132")]
 IN_FORKS = """
-import json, os, sys, torch
+import gc, json, os, sys
+gc.disable()
+import torch, torch._dynamo
+gc.freeze()
 for folder, variables, errors in json.loads(sys.argv[1]):
     if os.fork() == 0:
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from torch.jit import _builtins
 from opensmd.launch.mapped_cuda import cuda_on_cpu
 from opensmd.launch.mapped_cuda.cpu_device import device_index, without_cuda
 from opensmd.launch.mapped_cuda.cuda_on_cpu import _barrier_without_devices, _places, _without_nccl
+from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
 
 
@@ -92,6 +95,8 @@ def test_what_a_script_imports_later_is_mapped_and_can_be_compiled() -> None:
         [
             sys.executable,
             "-c",
+            "from opensmd.launch.torch_import import without_collector\n"
+            "without_collector()\n"
             "from opensmd.launch.mapped_cuda.cuda_on_cpu import install, uninstall\n"
             "install()\n"
             "from torch.distributed.optim import ZeroRedundancyOptimizer\n"  # compiles some functions
@@ -210,7 +215,9 @@ def test_a_device_that_is_the_context_is_where_tensors_are_made(tmp_path: Path) 
     script = tmp_path / "contexts.py"
     script.write_text(
         "import torch\n"
+        "from torch.utils import _device\n"
         "from opensmd.launch.mapped_cuda import cuda_on_cpu\n"
+        "assert not _device._device_constructors.cache_info().currsize\n"
         "cuda_on_cpu.install()\n"
         "for device in ('meta', 'cuda'):\n"
         "    with torch.device(device):\n"
@@ -219,8 +226,11 @@ def test_a_device_that_is_the_context_is_where_tensors_are_made(tmp_path: Path) 
         "with torch.device('meta'):\n"
         "    print(torch.ones(1).device)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.stdout.splitlines() == ["meta meta", "cpu cpu", "meta"], done.stderr
+    process = ForkedProcess(
+        as_main, str(script), [], cwd=tmp_path, env=os.environ, stdout=PIPE, stderr=PIPE
+    )
+    out, errors = process.communicate(PATIENCE)
+    assert out.splitlines() == ["meta meta", "cpu cpu", "meta"], errors
 
 
 @pytest.mark.usefixtures("mapped")
