@@ -12,7 +12,13 @@ from tests.support.forks import ForkedProcess, as_main
 from tests.support.patience import PATIENCE
 from tests.support.ports import free_port
 
-UNKNOWN = 'import torch.distributed as dist; print(dist.is_backend_available("smddp"))'
+UNKNOWN = """
+import gc
+gc.disable()
+import torch.distributed as dist
+gc.freeze()
+print(dist.is_backend_available("smddp"))
+"""
 SCRIPT = """
 import gc, os, sys
 from datetime import timedelta

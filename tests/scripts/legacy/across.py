@@ -5,10 +5,14 @@ python -m tests.scripts.legacy.across WORLD_SIZE RANK METHOD...
 
 import sys
 
-import torch
-import torch.distributed.deprecated as dist
+from opensmd.launch.torch_import import without_collector
 
-from tests.scripts.legacy.calls import check_all_reduce, check_any_source, check_send_and_recv
+without_collector()
+
+import torch  # noqa: E402
+import torch.distributed.deprecated as dist  # noqa: E402
+
+from tests.scripts.legacy.calls import check_all_reduce, check_any_source, check_send_and_recv  # noqa: E402
 
 torch.set_num_threads(1)
 world_size, rank = int(sys.argv[1]), int(sys.argv[2])

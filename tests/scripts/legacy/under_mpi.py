@@ -3,10 +3,14 @@
 import os
 import sys
 
-import torch
-import torch.distributed.deprecated as dist
+from opensmd.launch.torch_import import without_collector
 
-from tests.scripts.legacy.calls import check_all
+without_collector()
+
+import torch  # noqa: E402
+import torch.distributed.deprecated as dist  # noqa: E402
+
+from tests.scripts.legacy.calls import check_all  # noqa: E402
 
 torch.set_num_threads(1)
 for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):

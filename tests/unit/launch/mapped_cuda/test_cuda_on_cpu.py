@@ -226,9 +226,7 @@ def test_a_device_that_is_the_context_is_where_tensors_are_made(tmp_path: Path) 
         "with torch.device('meta'):\n"
         "    print(torch.ones(1).device)\n"
     )
-    process = ForkedProcess(
-        as_main, str(script), [], cwd=tmp_path, env=os.environ, stdout=PIPE, stderr=PIPE
-    )
+    process = ForkedProcess(as_main, str(script), [], cwd=tmp_path, env=os.environ, stdout=PIPE, stderr=PIPE)
     out, errors = process.communicate(PATIENCE)
     assert out.splitlines() == ["meta meta", "cpu cpu", "meta"], errors
 
