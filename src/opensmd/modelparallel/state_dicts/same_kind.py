@@ -17,14 +17,8 @@ from opensmd.optim.group_settings import group_settings
 __all__ = ["require_same_kind"]
 
 _PLACES = ("torch.optim.", "opensmd.optim.")
-# Kinds with the same settings that keep something else.
-_SECOND_MOMENTS = {
-    "Adam": "exp_avg_sq",
-    "AdamW": "exp_avg_sq",
-    "NAdam": "exp_avg_sq",
-    "RAdam": "exp_avg_sq",
-    "Adamax": "exp_inf",
-}
+# Adam and its siblings have the same settings as Adamax, and keep something else.
+_SECOND_MOMENTS = ("exp_avg_sq", "exp_inf")
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
@@ -45,11 +39,13 @@ def require_same_kind(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]
     kind = _kind(optimizer)
     if kind is None:
         return
-    moment = _SECOND_MOMENTS.get(kind.__name__)
-    entries = [each for number, each in given["state"].items() if isinstance(number, int) and each]
     lacking = _lacking_settings(optimizer, kind, given["param_groups"])
-    if moment is not None and any(moment not in each for each in entries):
-        lacking.append(moment)
+    if "betas" in optimizer.defaults:
+        own, other = _SECOND_MOMENTS if kind.__name__ != "Adamax" else reversed(_SECOND_MOMENTS)
+        if any(
+            other in each and own not in each for each in given["state"].values() if isinstance(each, Mapping)
+        ):
+            lacking.append(own)
     if lacking:
         raise ValueError(
             f"the loaded optimizer state is of another kind of optimizer than {kind.__name__}, which needs "

@@ -75,6 +75,13 @@ def test_groups_of_an_older_version_with_settings_of_the_script_are_taken() -> N
     require_same_kind(trained(torch.optim.Adam), saved)
 
 
+def test_entries_may_have_something_else_alone() -> None:
+    """A parameter that has not been trained yet has its master in 16 bits, and nothing from the optimizer."""
+    saved = trained(torch.optim.Adam).state_dict()
+    saved["state"] = {0: {"master_weight": torch.ones(2, 2)}, "rounds": 3}
+    require_same_kind(trained(torch.optim.Adam), saved)
+
+
 def test_of_other_libraries_optimizers_nobody_knows() -> None:
     class Own(torch.optim.Optimizer):
         """Keeps whatever it likes."""
