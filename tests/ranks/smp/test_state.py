@@ -148,9 +148,12 @@ def test_places_groups_and_objects_are_as_documented(pool: Callable[[int], RankP
 
 def test_a_process_started_by_hand_is_a_world_of_one() -> None:
     script = (
+        "import gc\n"
+        "gc.disable()\n"
         "from opensmd.modelparallel.init import init\n"
         "from opensmd.modelparallel import world, communicate\n"
         "from opensmd.modelparallel.ranks.grid import CommGroup\n"
+        "gc.freeze()\n"
         "init()\n"
         "print(world.rank(), world.size(), world.mp_size(), communicate.allgather('x', CommGroup.WORLD))\n"
     )
