@@ -58,14 +58,8 @@ def run_with_stopped_server() -> dict[str, str]:
     if rank == 2:
         stop([pids[0]])
     dist.barrier(together)
-    connect = partial(
-        _torch_internals.gloo_group,
-        store,
-        rank - 1,
-        2,
-        timeout=timedelta(seconds=TIMEOUT),
-        one_network=True,
-    )
+    options = _torch_internals.gloo_options(timeout=timedelta(seconds=TIMEOUT), one_network=True)
+    connect = partial(_torch_internals.gloo_group, store, rank - 1, 2, options)
     told["Gloo"], told["new_group"] = both(
         lambda: failure(lambda: exchange.within("connecting Gloo", connect)), lambda: failure(pair)
     )

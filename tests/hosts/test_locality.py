@@ -13,7 +13,7 @@ from torch import nn
 import opensmd
 import smdistributed.modelparallel.torch as smp
 from opensmd.dataparallel import distributed as v1
-from tests.hosts.test_two_hosts import values
+from tests.hosts.test_two_hosts import init_on, values
 from tests.support.ports import free_port
 from tests.support.ranks import run_once
 
@@ -101,3 +101,20 @@ def test_plans_count_the_link_where_stages_are_on_two_hosts_and_the_placement_is
     assert [told for told, _ in found[1:]] == [[], [], []]
     size = 4 * 2 * (1 if apart else 64)  # of the two rows of a microbatch
     assert [crossings for _, crossings in found] == [[(0, size, apart)]] * 4
+
+
+def run_without_an_interface() -> str:
+    """Rank 1's host has no interface of the name that it was given."""
+    rank = int(os.environ["RANK"])
+    init_on("ab")
+    if rank == 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "nope0"
+    with pytest.raises(dist.DistBackendError) as raised:
+        dist.new_group()
+    dist.barrier()  # the other groups go on
+    return str(raised.value)
+
+
+def test_all_ranks_hear_at_once_of_one_that_cannot_listen() -> None:
+    for text in values(run_once(2, run_without_an_interface, backend=None)):
+        assert "rank 1 cannot listen for the others of Gloo, with GLOO_SOCKET_IFNAME='nope0' there:" in text

@@ -32,6 +32,7 @@ __all__ = [
     "default_group",
     "default_store",
     "gloo_group",
+    "gloo_options",
     "open_to_smddp",
     "pickle_objects_with",
     "shared_group",
@@ -48,24 +49,37 @@ def open_to_smddp(name: str) -> None:
     _replace("split_group", functools.partial(_split_group_wrapper, name))
 
 
-def gloo_group(store: Any, rank: int, size: int, *, timeout: timedelta, one_network: bool) -> Any:
-    """torch's Gloo over ``store``, with two connections between any two members over each interface.
+def gloo_options(*, timeout: timedelta, one_network: bool) -> Any:
+    """How a group of torch's Gloo connects; made without the other members.
 
-    A message's tag says over which of them it goes: the remainder of a division by their number. Those of one
-    interface are neighbours, so that each way has all interfaces.
+    Any two have two connections over each interface. A message's tag says over which of them it goes: the
+    remainder of a division by their number. Those of one interface are neighbours, so that each way has all
+    interfaces.
 
     Args:
-        store: of these members alone.
-        rank: this process's place among them.
-        size: how many they are.
         timeout: that an operation may take.
         one_network: all see the same loopback; Gloo then listens there alone, unless GLOO_SOCKET_IFNAME
             names an interface.
+
+    Raises:
+        RuntimeError: this process cannot listen there.
     """
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     options._devices = [device for device in _gloo_devices(one_network) for _ in range(CONNECTIONS)]
     options._threads = 2 * len(options._devices)  # as torch itself does
+    return options
+
+
+def gloo_group(store: Any, rank: int, size: int, options: Any) -> Any:
+    """torch's Gloo, connected over ``store``.
+
+    Args:
+        store: of these members alone.
+        rank: this process's place among them.
+        size: how many they are.
+        options: of :func:`gloo_options`.
+    """
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed.distributed_c10d import Backend, GroupName
 
-from opensmd.collectives._torch_internals import gloo_group
+from opensmd.collectives._torch_internals import gloo_group, gloo_options
 
 __all__ = [
     "AllgatherOptions",
@@ -76,7 +76,8 @@ def private_group(
     group = ProcessGroup(own, ranks.index(rank), len(ranks))
     backend: Any
     if engine == "gloo":
-        backend = gloo_group(own, ranks.index(rank), len(ranks), timeout=limit, one_network=one_network)
+        options = gloo_options(timeout=limit, one_network=one_network)
+        backend = gloo_group(own, ranks.index(rank), len(ranks), options)
         kind, device = ProcessGroup.BackendType.GLOO, "cpu"
     elif engine == "nccl":
         from torch._C._distributed_c10d import ProcessGroupNCCL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.making.membership import Membership
 from opensmd.collectives.recording.begin import record_devices
+from opensmd.collectives.stores.deadlines import call_within
 from opensmd.collectives.topology import GroupPlan
 
 __all__ = ["gloo", "nccl"]
@@ -26,17 +28,27 @@ def gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:
     Raises:
         DistBackendError: as from :meth:`Exchange.all_gather`, or the members cannot reach each other.
     """
-    exchange.all_gather("before Gloo", "")  # names who is missing, where Gloo would name one of its keys
+    options, failure = _options(place, exchange, plan)
+    # This also names who is missing, where Gloo would name one of its keys.
+    failures = [text for text in exchange.all_gather("before Gloo", failure) if text]
+    if failures:
+        exchange.close("no Gloo")
+        raise dist.DistBackendError(f"making group {place.name!r}: {failures[0]}")
     store = PrefixStore(f"opensmd/gloo/{exchange.generation}", place.store)
-    connect = partial(
-        _torch_internals.gloo_group,
-        store,
-        place.rank,
-        place.size,
-        timeout=place.timeout,
-        one_network=plan.one_network,
-    )
+    connect = partial(_torch_internals.gloo_group, store, place.rank, place.size, options)
     return _connected(place, exchange, plan, connect)
+
+
+def _options(place: Membership, exchange: Exchange, plan: GroupPlan) -> tuple[Any, str]:
+    """How Gloo connects, or why this rank cannot listen, for all to hear: they would wait for it."""
+    make = partial(_torch_internals.gloo_options, timeout=place.timeout, one_network=plan.one_network)
+    try:
+        return call_within(place.timeout.total_seconds(), make), ""
+    except (RuntimeError, TimeoutError) as error:
+        reason = str(error).strip().split("\n")[0]
+        named = os.environ.get("GLOO_SOCKET_IFNAME")
+        where = f", with GLOO_SOCKET_IFNAME={named!r} there" if named else ""
+        return None, f"rank {exchange.rank} cannot listen for the others of Gloo{where}: {reason}"
 
 
 def _connected(place: Membership, exchange: Exchange, plan: GroupPlan, connect: Callable[[], Any]) -> Any:
