@@ -1,9 +1,9 @@
-"""Before the first step: the step function runs once without data, to show the planner what the model is.
+"""The dry run before the first step: the step function runs without data, to show the planner the model.
 
-``capture`` runs it, ``observing`` writes down what happens, ``first_plan`` makes the plan of it on the first
-rank and announces it to the others.
+``capture`` runs it, ``observing`` records what happens, and ``first_plan`` makes the plan on the first rank
+and announces it to the others.
 
 Begin with ``capture``; ``automatic`` chooses for ``smp.init``. Imports ``planning``, ``report``, ``ranks``,
-``compatibility``, ``redirection``, ``settings``, of ``precision`` what torch keeps of autocast, and of the
-``runtime`` what describes tensors, calls and side effects, never what runs steps.
+``compatibility``, ``redirection``, ``settings``, torch's autocast cache from ``precision``, and from
+``runtime`` the descriptions of tensors, calls and side effects, never what runs steps.
 """

@@ -1,6 +1,6 @@
-"""What the dry run does to torch that torch has no public way for; undone when it ends.
+"""What the dry run does to torch without a public interface, undone when it ends.
 
-tests/unit/modelparallel/test_torch_internals.py fails when torch changes one of these places.
+tests/unit/modelparallel/test_torch_internals.py fails when torch changes any of these.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ Pack = Callable[[Tensor], Tensor]
 
 @contextlib.contextmanager
 def seeing_what_is_saved(pack: Pack) -> Iterator[None]:
-    """Show ``pack`` every tensor that is kept for backward, but inside transforms.
+    """Show ``pack`` every tensor that is saved for backward, except inside transforms.
 
-    Those allow no hooks on saved tensors, and ask for their absence when they begin. So this one steps aside.
+    Transforms allow no hooks on saved tensors and check for that when they start, so this hook is removed
+    there.
     """
     graph: Any = torch.autograd.graph
     plain = graph.disable_saved_tensors_hooks
@@ -60,7 +61,7 @@ def seeing_what_is_saved(pack: Pack) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_parametrization_cache() -> Iterator[None]:
-    """What ``parametrize.cached()`` keeps inside is forgotten afterwards: it may be without data."""
+    """Forget afterwards what ``parametrize.cached()`` has cached inside, which may be without data."""
     kept, parametrize._cache = parametrize._cache, {}
     try:
         yield
@@ -69,13 +70,13 @@ def own_parametrization_cache() -> Iterator[None]:
 
 
 def number_of_next_node() -> int:
-    """The sequence number of the node of the graph that this thread makes next."""
+    """Return the sequence number of the next graph node that this thread creates."""
     number: int = torch._C._autograd._get_sequence_nr()
     return number
 
 
 def made_by(node: torch.autograd.graph.Node) -> int | None:
-    """The sequence number of a node; None for one that adds gradients up, which is made only once."""
+    """Return the sequence number of a node; None for a gradient accumulator, which is created only once."""
     if node.name() == "torch::autograd::AccumulateGrad":
         return None
     number: int = node._sequence_nr()

@@ -1,4 +1,4 @@
-"""The setting ``auto``: the first rank chooses a strategy, and all ranks take its settings."""
+"""The setting ``auto``: the first rank chooses a strategy, and all ranks adopt its settings."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SHOWN = 6
 
 
 def choose_settings(cfg: Config, auto: Automatic, group: dist.ProcessGroup) -> tuple[Config, tuple[str, ...]]:
-    """The settings with what has been chosen, and the layers to set checkpoints around; on all ranks.
+    """Return the settings, completed by the choice, and the layers to checkpoint; all ranks must call.
 
     Args:
-        cfg: what was given; it is kept.
-        auto: its part about choosing.
-        group: of all ranks.
+        cfg: the explicit settings, which are kept.
+        auto: its part about the choice.
+        group: that of all ranks.
 
     Raises:
-        ValueError: the model cannot be made, or nothing is left to choose.
+        ValueError: the model cannot be created, or no choice is possible.
         PeerFailed: that happened on the first rank.
     """
     settings, layers = from_first_rank(
@@ -59,7 +59,7 @@ def _chosen(cfg: Config, auto: Automatic, ranks: int) -> tuple[dict[str, Any], t
 
 
 def _choices(cfg: Config, auto: Automatic, ranks: int, memory: float) -> Choices:
-    """What is left to choose: what the script has given is not."""
+    """Return what is left to choose, that is, not given by the script."""
     given = cfg.model_fields_set
     partitions = {cfg.pipeline_parallel_degree} if "pipeline_parallel_degree" in given else None
     if "ddp" in given and not cfg.ddp:

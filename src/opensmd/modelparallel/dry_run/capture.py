@@ -1,8 +1,8 @@
-"""One dry run of the user's step function, to learn the model's shape for the partitioner.
+"""One dry run of the user's step function, to learn the model's structure for the partitioner.
 
-The run uses fake tensors: nothing is computed and nothing allocated. Where the script wants a value
-(``.item()``) or an operation has no fake form, the step runs once for real instead. Either way the model is
-left as it was: gradients, parameters, buffers, attributes and random state are put back, and so are inputs.
+The run uses fake tensors: nothing is computed and nothing allocated. If the script needs a value
+(``.item()``) or an operation has no fake form, the step runs once for real instead. Either way, gradients,
+parameters, buffers, attributes, random state and inputs are restored.
 """
 
 from __future__ import annotations
@@ -51,29 +51,31 @@ def capture(
     Args:
         module: the model; its parameters must be real on this rank.
         call: the user's step function with one microbatch's arguments. It calls ``module``; backwards in it
-            do nothing, unless times are measured. What it writes into tensors that it holds as a
-            ``functools.partial`` is put back.
-        device: where a timed run takes place; the device of the parameters by default.
+            do nothing unless times are measured. Writes into tensors that it holds as a ``functools.partial``
+            are undone.
+        device: where a timed run takes place; by default, the parameters' device.
         times: measure times in three more, real runs (``trace_execution_times``), forward and backward.
-        operations: try each operation by itself where estimates of times are not to be trusted, and results
-            do not depend on where modules are.
-        memory: see what is kept for backward in a real run instead of a fake one (``trace_memory_usage``).
-        has_data: False if parameters have no data yet: no real run takes place, whoever asks for one.
+        operations: try each operation by itself if time estimates cannot be trusted and results do not depend
+            on where modules are.
+        memory: measure what is kept for backward in a real run instead of a fake one
+            (``trace_memory_usage``).
+        has_data: False if parameters have no data yet; then no real run takes place, even if requested.
 
     Returns:
-        The trace. If ``call`` never called the model, its units are the modules with parameters, sizes only.
+        The trace. If ``call`` never called the model, its units are the modules with parameters, with only
+        sizes.
 
     Raises:
         ValueError: the model has lazy modules that have not seen data yet.
-        Exception: whatever ``call`` raises in the real run before its first backward; and in the fake one, if
-            not because of the fakes.
+        Exception: whatever ``call`` raises in the real run before its first backward, or in the fake one,
+            unless the fakes caused it.
     """
     tree = ModuleTree(module)
     names = tree.followed()
     if not has_data:
         return _capture_without_data(module, call, tree, names, asked=times or memory)
     observer = _observe(module, call, tree, names, memory=memory)
-    if observer.position.transforming:  # torch.func's transforms see what runs inside them alone
+    if observer.position.transforming:  # torch.func's transforms see only what runs inside them
         names = tree.followed(observer.position.transforming)
         observer = _observe(module, call, tree, names, memory=memory)
     if not observer.position.entered:
@@ -91,7 +93,7 @@ def capture(
 def _capture_without_data(
     module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str], *, asked: bool
 ) -> ModelTrace:
-    """What fake tensors show of ``call``; if that is nothing, sizes alone."""
+    """Return what fake tensors show of ``call``, or else only sizes."""
     if asked:
         logger.warning(
             "trace_execution_times and trace_memory_usage are ignored: the parameters' initialization is "
@@ -126,7 +128,7 @@ def _observe_fake_unless_impossible(
     """Run under fake tensors; None if the script or an operation needs data.
 
     Raises:
-        Exception: the script's own, which it does not raise a second time: no fault of the fakes.
+        Exception: the script's own, not caused by the fakes.
     """
     try:
         return _observe_fake(module, call, tree, names)
@@ -134,7 +136,7 @@ def _observe_fake_unless_impossible(
         raise
     except Exception as error:
         logger.debug("the dry run under fake tensors failed (%r); running the step once for real", error)
-        if _comes_from_torch(error):  # fakes are torch's, so theirs are raised there
+        if _comes_from_torch(error):  # errors of fakes are raised in torch
             return None
         try:
             _observe_fake(module, call, tree, names)
@@ -144,7 +146,7 @@ def _observe_fake_unless_impossible(
 
 
 def _comes_from_torch(error: Exception) -> bool:
-    """Whether the line that raised is torch's, or C++ code called there."""
+    """Whether the line that raised is in torch, or in C++ code called there."""
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     return bool(frames) and frames[0].filename.startswith(_TORCH)
 
@@ -161,7 +163,7 @@ def _observe_fake(
             _quiet(),
             scales_made_for_real(),
             fakes,
-            written,  # an operation without a fake among its inputs is real
+            written,  # an operation without fake inputs is real
             observer,
             observer.saving(),
             observer.watching(names),
@@ -174,7 +176,7 @@ def _observe_fake(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch logs a traceback for what fake tensors cannot do; the real run that follows decides."""
+    """Silence torch's log of tracebacks for what fake tensors cannot do; the following real run decides."""
     of_torch = logging.getLogger(FakeTensorMode.__module__)
     before, of_torch.disabled = of_torch.disabled, True
     try:
@@ -199,7 +201,7 @@ def _observe_real(
         ):
             observer.result(call())
     except Exception as error:
-        # There are no gradients, so whoever asks for one fails here alone. By then the model has been seen.
+        # There are no gradients, so code that needs one fails only here. By then the model has been seen.
         if isinstance(error, SMPError) or not backwards.called:
             raise
         logger.debug("the dry run ended after a backward (%r)", error)
@@ -207,7 +209,7 @@ def _observe_real(
 
 
 class _Backwards:
-    """Does nothing in the place of backwards, and remembers whether there was one."""
+    """Replaces backwards by nothing, and remembers whether there was one."""
 
     def __init__(self) -> None:
         self.called = False

@@ -1,4 +1,4 @@
-"""A run that leaves the model as it was, and whether one is under way."""
+"""Runs that leave the model unchanged, and whether one is in progress."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators
 __all__ = ["dry", "is_tracing"]
 
 _local = threading.local()
-_backwards: list[nn.Module] = []  # models that go backward in a dry run: on a GPU in a thread of autograd's
+_backwards: list[nn.Module] = []  # models in a dry run's backward, perhaps in an autograd thread
 Backward = Callable[[Callable[..., None], tuple[Any, ...], dict[str, Any]], None]
 
 
 def is_tracing() -> bool:
-    """Whether this thread is in the dry run that precedes partitioning (``smp.is_tracing``).
+    """Return whether this thread is in the dry run before partitioning (``smp.is_tracing``).
 
-    While a dry run goes backward every thread is: nobody else goes backward meanwhile.
+    During the dry run's backward this is True for every thread, because nothing else runs backward then.
     """
     return getattr(_local, "depth", 0) > 0 or bool(_backwards)
 
@@ -34,13 +34,13 @@ def is_tracing() -> bool:
 def dry(
     module: nn.Module, written: WrittenTensors | None, backward: Backward | None = None
 ) -> Iterator[None]:
-    """Mark the thread as tracing, and put back whatever the run may change in the model and its inputs.
+    """Mark the thread as tracing, and restore whatever the run may change in the model and its inputs.
 
     Args:
         module: the model.
-        written: sees what is written into parameters and inputs; None where nothing is.
-        backward: instead of backwards, with the original and its arguments. By default they do nothing:
-            without gradients, an optimizer's step changes nothing.
+        written: sees what is written into parameters and inputs; None if nothing is.
+        backward: called in place of backwards, with the original and its arguments. By default backwards do
+            nothing; without gradients, an optimizer's step changes nothing.
     """
 
     def of_this_thread(plain: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ def dry(
 
     _local.depth = getattr(_local, "depth", 0) + 1
     try:
-        # of several devices only the current one is used; asking for all would start CUDA on each
+        # only the current device is used; querying all would initialize CUDA on each
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with (
             untouched(module, written),
@@ -68,12 +68,12 @@ def dry(
             yield
     finally:
         _local.depth -= 1
-        torch.clear_autocast_cache()  # of fakes, which a region around the step would hand to the real run
+        torch.clear_autocast_cache()  # its fakes would reach the real run through a region around the step
 
 
 @contextlib.contextmanager
 def _generators_of_the_script() -> Iterator[None]:
-    """Put Python's and NumPy's back: the other ranks, which have no dry run, would draw other numbers."""
+    """Restore Python's and NumPy's generators, because other ranks have no dry run and would differ."""
     before = GeneratorStates.now()
     try:
         yield

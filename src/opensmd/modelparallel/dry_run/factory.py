@@ -1,4 +1,4 @@
-"""A model that is named as ``module:factory``, for a plan that is made before a script has its own."""
+"""Loading a model from ``module:factory``, for planning before the script has created its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def model_and_step(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:
     """Import and call a factory; return the model and its step, if there is one.
 
     Args:
-        target: ``module:factory``, looked for in the working directory, too. The factory returns the model
-            and its step, or inputs, or the model alone.
+        target: ``module:factory``, also looked up in the working directory. The factory returns the model and
+            its step, or the model and inputs, or just the model.
 
     Raises:
         ValueError: it cannot be imported, or returns something else.

@@ -1,4 +1,4 @@
-"""The plan of a run: made on the first rank in the first step, and sent to all others."""
+"""A job's plan: made on the first rank in the first step, and sent to all others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["FirstPlan", "PlanRequest", "agree_on_plan"]
 
 
 class _StepSettings(TypedDict):
-    """What the loads of every plan follow from, however its places are chosen."""
+    """What the loads of every plan depend on, however its stages are chosen."""
 
     microbatches: int
     active_microbatches: int | None
@@ -50,11 +50,11 @@ class PlanRequest:
         module: the user's model, whole on every rank.
         call: the step function on the first microbatch's arguments.
         cfg: the settings.
-        optimizer: whose state counts as memory; Adam's is assumed without one.
-        times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``). With None for
-            times, operations are tried by themselves where estimates are not to be trusted.
-        device: where a timed run takes place; None: where the model is.
-        has_data: False if parameters are delayed, so that nothing can be computed with them.
+        optimizer: its state counts as memory; without one, Adam's is assumed.
+        times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``). If times is
+            None, single operations are tried where estimates cannot be trusted.
+        device: where a timed run takes place; None for the model's.
+        has_data: False if parameters are delayed, so nothing can be computed with them.
     """
 
     module: nn.Module
@@ -69,12 +69,12 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class FirstPlan:
-    """A plan, and on the rank that made it how to make another.
+    """A plan and, on the rank that made it, how to make another.
 
     Attributes:
         plan: the same on all ranks.
-        trace: what it was made from; None on other ranks, and where places were given by hand.
-        make: a plan by the same settings from another trace.
+        trace: what it was made from; None on other ranks, or if places were given by hand.
+        make: makes a plan with the same settings from another trace.
     """
 
     plan: Plan
@@ -83,10 +83,10 @@ class FirstPlan:
 
 
 def agree_on_plan(request: PlanRequest, group: dist.ProcessGroup) -> FirstPlan:
-    """Collective over ``group``: its first rank plans, the others wait for as long as that takes, and learn.
+    """Let the first rank of ``group`` plan while the others wait, however long that takes; all must call.
 
     Args:
-        request: what to plan, alike on all ranks.
+        request: what to plan, the same on all ranks.
         group: the pipeline's ranks.
 
     Raises:
@@ -124,7 +124,7 @@ def _plan(request: PlanRequest, late: int | None) -> FirstPlan:
 
 
 def _plan_by_hand(request: PlanRequest, late: int | None) -> FirstPlan:
-    """A plan that needs no dry run, unless hooks carry tensors out of modules."""
+    """Make a plan from given places; it needs no dry run unless hooks carry tensors out of modules."""
     module, cfg = request.module, request.cfg
     stages = cfg.pipeline_parallel_degree
     by_hand = partial(
@@ -153,7 +153,7 @@ def _step_settings(request: PlanRequest, late: int | None) -> _StepSettings:
 
 
 def _trace_to_cut(request: PlanRequest) -> ModelTrace:
-    """What the partitioner goes by: a dry run, or sizes alone where there cannot or shall not be one."""
+    """Return the partitioner's input: from a dry run, or only sizes if that is impossible or unwanted."""
     if request.cfg.skip_tracing or split_blocks(request.module):
         return describe(request.module)
     return capture(
@@ -168,7 +168,7 @@ def _trace_to_cut(request: PlanRequest) -> ModelTrace:
 
 
 def virtual_stages(cfg: Config) -> Sequence[Sequence[int]] | None:
-    """Which pieces of the model each partition has, if these are several."""
+    """Return which pieces of the model each partition has, if several."""
     if cfg.virtual_stages == 1:
         return None
     partitions = cfg.pipeline_parallel_degree
@@ -178,7 +178,7 @@ def virtual_stages(cfg: Config) -> Sequence[Sequence[int]] | None:
 
 
 def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:
-    """The dry run for places given by hand, which only hooks make necessary; None if it fails.
+    """Do the dry run for places given by hand, which only hooks make necessary; return None if it fails.
 
     Warns:
         UserWarning: it failed. What hooks carry out is then refused where it is used.
@@ -197,10 +197,10 @@ def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:
 
 
 def _late_microbatches(request: PlanRequest, group: dist.ProcessGroup) -> int | None:
-    """How many the engine computes weights' gradients of late, at most; None where nothing bounds them."""
+    """Return the most microbatches with late weight gradients; None if unbounded."""
     cfg = request.cfg
     on_cpu = all(parameter.device.type == "cpu" for parameter in request.module.parameters())
     if cfg.pipeline == "1f1b" or cfg.fixed_order or not on_cpu or not has_mailbox(group):
         return 0
-    # As the schedule of two ranks; which of them is not said, as the first has none.
+    # As in the schedule of two ranks, whichever of them; the first has none.
     return 2 if cfg.pipeline == "interleaved" and cfg.pipeline_parallel_degree == 2 else None

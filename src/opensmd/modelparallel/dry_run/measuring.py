@@ -1,4 +1,4 @@
-"""What units take, by a clock: in real runs of the step, or by trials of its operations."""
+"""Measuring the times of units: in real runs of the step, or by trials of its operations."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ __all__ = ["Measuring"]
 
 logger = logging.getLogger("opensmd.modelparallel")
 
-# Runs of a step that count, and seconds for which short steps are run again. Of forwards alone, of which none
-# warms up, one more counts; and a busy kernel now and then takes a sleep for a wait, so that two are few.
+# How many runs of a step count, and for how many seconds short steps are repeated. Forwards alone have no
+# warm-up, so one more counts; and a busy kernel sometimes mistakes a sleep for a wait, so two would be too
+# few.
 FEWEST = 2
 FORWARDS = 3
 MOST = 8
@@ -37,15 +38,15 @@ LEAST_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Measuring:
-    """Measures a step that has been seen once.
+    """Measures a step that has been observed once.
 
     Attributes:
         module: the model.
         call: the step.
-        tree: of the model.
-        names: the modules that are followed.
-        observer: has seen the step.
-        device: where it takes place.
+        tree: the model's tree.
+        names: the watched modules.
+        observer: the one that saw the step.
+        device: where to measure.
     """
 
     module: nn.Module
@@ -56,10 +57,10 @@ class Measuring:
     device: torch.device
 
     def of_steps(self) -> UnitSeconds:
-        """Of real runs, after one that warms up; gradients are dropped as they come.
+        """Measure real runs, after a warm-up; gradients are dropped as they arrive.
 
-        Two count, and of short steps more, as long as all take no longer than ``LEAST_SECONDS``. Where a
-        backward would call hooks of the script, whose effects nobody could undo, none is run.
+        Two runs count, or more of short steps, as long as all take at most ``LEAST_SECONDS``. If a backward
+        would call the script's hooks, whose effects cannot be undone, none runs.
         """
         backward = not has_backward_hooks(self.module)
         clocks = self._run(FEWEST + 1, backward=backward)[1:]
@@ -72,9 +73,9 @@ class Measuring:
         return UnitSeconds(usual.forward, None if tried is None else tried.backward)
 
     def if_doubtful(self) -> UnitSeconds | None:
-        """Forwards in real runs where the estimate has missed work; None where not, or if they cannot be had.
+        """Measure forwards in real runs if the estimate may have missed work; None if not, or if that fails.
 
-        No gradients are asked for, so that nothing is kept for them: the whole model runs on this rank.
+        This runs without gradients, so that nothing is saved, because the whole model runs on this rank.
         """
         doubtful = self.observer.doubtful
         if not doubtful:
@@ -83,7 +84,7 @@ class Measuring:
             with torch.no_grad():
                 clocks = self._run(FORWARDS, backward=False)
         except Exception as error:
-            # A script may need gradients, and what only estimates need must not stop it.
+            # The script may need gradients, and a mere estimate must not stop it.
             logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
             return None
         forward = _usual(clocks).forward
@@ -92,10 +93,10 @@ class Measuring:
         return UnitSeconds(forward, None) if missed else None
 
     def of_operations(self) -> UnitSeconds | None:
-        """Trials of operations, where estimates are not to be trusted and nothing depends on the cut.
+        """Try operations if estimates cannot be trusted and results do not depend on the cut.
 
-        With random numbers a cut decides which ones are drawn where, and what a clock says differs from run
-        to run. So does it under torch's deterministic algorithms, with which nothing shall differ.
+        With random numbers, the cut decides which are drawn where, and measured times differ from run to run.
+        That also rules out torch's deterministic algorithms, under which nothing may differ.
         """
         trials = self.observer.trials
         if trials.draws or torch.are_deterministic_algorithms_enabled() or not trials.are_needed:
@@ -103,7 +104,7 @@ class Measuring:
         return self._trials()
 
     def _trials(self) -> UnitSeconds | None:
-        """By operations; none needs more memory than parameters and one microbatch's activations."""
+        """Try operations; none needs more memory than the parameters and one microbatch's activations."""
         if self.device.type != "cpu":
             return None
         parameters = sum(map(size_of, self.tree.parameters.values()))
@@ -122,13 +123,13 @@ class Measuring:
                 result = self._result(clock)
                 clock.rest()
                 losses = losses_in(result)
-                if losses and not clock.went_backward:  # what its caller does in a script
+                if losses and not clock.went_backward:  # as its caller would in a script
                     torch.autograd.backward(losses)
-            written = written if written is not None and written.found else None  # to look takes time
+            written = written if written is not None and written.found else None  # looking takes time
         return clocks
 
     def _result(self, clock: StepClock) -> Any:
-        """What the step returns; None if it fails after a backward, as it finds no gradients here."""
+        """Return the step's result; None if it fails after a backward because it finds no gradients."""
         try:
             return self.call()
         except Exception as error:
@@ -139,7 +140,7 @@ class Measuring:
 
 
 def _usual(clocks: Sequence[StepClock]) -> UnitSeconds:
-    """Of several runs, without what it took to watch them."""
+    """Return typical times of several runs, without the cost of watching."""
     watching = watching_seconds()
     runs = [clock.taken(watching) for clock in clocks]
     forward = _medians([run.forward for run in runs])
@@ -150,5 +151,5 @@ def _usual(clocks: Sequence[StepClock]) -> UnitSeconds:
 
 
 def _medians(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """By unit; of two the lesser, as what disturbs a run only makes it longer."""
+    """Return medians by unit; of two, the smaller, because disturbances only make runs longer."""
     return {unit: statistics.median_low(run.get(unit, 0.0) for run in runs) for unit in runs[-1]}

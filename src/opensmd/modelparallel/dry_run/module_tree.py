@@ -1,4 +1,4 @@
-"""What a model is made of, before anything has run: names, owners, sizes, and which modules can be split."""
+"""The structure of a model before anything has run: names, owners, sizes, and which modules can be split."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ModuleTree", "describe", "followed"]
 
 
 def followed(module: nn.Module) -> dict[nn.Module, str]:
-    """The modules whose calls are watched, with their names, for those who time a step themselves."""
+    """Return the modules whose calls are watched, with their names, for timing a step elsewhere."""
     return ModuleTree(module).followed()
 
 
 def describe(module: nn.Module) -> ModelTrace:
-    """The model's tree without a run: a unit for each module that has parameters, with sizes and no times.
+    """Describe the model's tree without a run: a unit per module with parameters, with sizes but no times.
 
-    A block that torch's own tensor parallelism has split is one unit, and so is what is compiled or scripted.
+    A block split by torch's own tensor parallelism is one unit, and so are compiled and scripted modules.
     """
     tree = ModuleTree(module)
     infos = tree.infos({}, {})
@@ -82,15 +82,15 @@ class ModuleTree:
         self.device = first.device if first is not None else torch.device("cpu")
 
     def followed(self, whole: Collection[str] = ()) -> dict[nn.Module, str]:
-        """The modules whose calls are watched: all but those inside modules that cannot be split.
+        """Return the modules whose calls are watched: all except those inside modules that cannot be split.
 
-        ``whole`` are those that a run has shown to be so.
+        ``whole`` are modules that a run has shown to be unsplittable.
         """
         opaque = {name for module, name in self.names.items() if _is_opaque(module)} | set(whole)
         return {module: name for module, name in self.names.items() if opaque.isdisjoint(ancestors(name))}
 
     def infos(self, operations: dict[str, int], calls: dict[str, int]) -> dict[str, ModuleInfo]:
-        """What the trace says about each module; a shared tensor counts for its first owner."""
+        """Return the trace's information about each module; a shared tensor counts for its first owner."""
         seen: set[int] = set()
         found = {}
         for module, name in self.names.items():
@@ -114,19 +114,19 @@ class ModuleTree:
 
 
 def _is_opaque(module: nn.Module) -> bool:
-    """Modules that run as a whole: compiled and scripted ones."""
+    """Whether a module runs as a whole because it is compiled or scripted."""
     return isinstance(module, torch.jit.ScriptModule) or is_returned_by_compile(module)
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Modules that nobody can call: lists and dicts of modules, and others without a forward."""
+    """Whether a module cannot be called: lists and dicts of modules, and others without a forward."""
     if _is_opaque(module) or "forward" in module.__dict__:
         return False
     return type(module).forward is nn.Module.forward
 
 
 def _is_opened(module: nn.Module, name: str, calls: dict[str, int]) -> bool:
-    """Whether others call what is in a module, and not the module, as checkpoints of layers do."""
+    """Whether others call a module's children instead of the module, as checkpoints of layers do."""
     if not calls or calls.get(name) or not name or _is_opaque(module):
         return False
     if any(True for _ in module.parameters(recurse=False)) or any(
@@ -137,7 +137,7 @@ def _is_opened(module: nn.Module, name: str, calls: dict[str, int]) -> bool:
 
 
 def _shared(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[str, ...], ...]:
-    """The names of parameters that are one, or several in the same memory, as ``assign=True`` makes them."""
+    """Return names of parameters that are one, or share memory, as after ``assign=True``."""
     one_of = overlapping(parameters.values())
     groups: dict[int, list[str]] = {}
     for name, parameter in parameters.items():

@@ -1,4 +1,4 @@
-"""What the planner reads, made of what an observer has written down and of seconds that were measured."""
+"""Making the planner's input from an observer's records and measured seconds."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from opensmd.modelparallel.planning.trace import Edge, ModelTrace, Reuse, Unit
 
 __all__ = ["trace_of"]
 
-# what the backward of work takes of which only a forward's measured seconds are known
+# the backward's time relative to the forward's, if only the latter was measured
 BACKWARD_OF_FORWARD = 2.0
 
 
 def trace_of(tree: ModuleTree, observer: Observer, measured: UnitSeconds | None) -> ModelTrace:
-    """The trace of a model from a run of it.
+    """Make the trace of a model from a run.
 
     Args:
         tree: the model's modules.
-        observer: saw the run.
-        measured: what units have taken, if that was measured.
+        observer: the one that saw the run.
+        measured: the units' times, if measured.
     """
     begun = measured is not None and measured.with_sums
     accumulation = _accumulation(tree, observer, begun=begun)
@@ -52,7 +52,7 @@ def trace_of(tree: ModuleTree, observer: Observer, measured: UnitSeconds | None)
 
 
 def _accumulation(tree: ModuleTree, observer: Observer, *, begun: bool) -> Mapping[int, float]:
-    """Adding a parameter's gradient up is backward work of the unit that uses it first."""
+    """Add the accumulation of a parameter's gradient to the backward of the unit that uses it first."""
     seconds: dict[int, float] = defaultdict(float)
     for key, parameter in tree.parameters.items():
         if parameter.requires_grad and observer.flow.users.get(key):
@@ -68,7 +68,7 @@ def _unit(
     late = observer.late.seconds[index]
     if measured is not None:
         seconds = measured.forward.get(index, 0.0)
-        # where the estimate has missed something, it says nothing of the backward either
+        # if the estimate has missed something, its backward is unreliable, too
         pace = None if outweighs(seconds, forward) else seconds / forward if forward else 0.0
         if measured.backward is not None:
             backward = measured.backward.get(index, 0.0) + accumulation
@@ -90,7 +90,7 @@ def _unit(
 
 
 def _reuses(tree: ModuleTree, observer: Observer) -> tuple[Reuse, ...]:
-    """The parameters that several units use."""
+    """Return the parameters that several units use."""
     return tuple(
         Reuse(
             bytes=size_of(parameter),

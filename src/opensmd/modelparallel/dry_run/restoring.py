@@ -1,6 +1,6 @@
-"""Runs that leave a model as it was: what they change in attributes, buffers and parameters is put back.
+"""Runs that leave a model unchanged: changes to attributes, buffers and parameters are undone.
 
-So is what they write into their inputs: the step that follows is given the same ones.
+So are writes into their inputs, because the following step gets the same ones.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["KeptModel", "WrittenTensors", "untouched"]
 
 
 class WrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """Copies a parameter or an input before the first operation that writes into it.
+    """Copies a parameter or input before the first operation that writes into it.
 
-    Few programs do (a moving average of weights in the forward, a batch that is normalized in place), so that
-    copies of all would be a waste.
+    Few programs do that (a moving average of weights in the forward, a batch that is normalized in place), so
+    copying everything would be wasteful.
 
     Args:
-        module: whose parameters these are.
-        call: what is run; its inputs are what a ``functools.partial`` holds.
+        module: the parameters' module.
+        call: what is run; its inputs are those that a ``functools.partial`` holds.
     """
 
     def __init__(self, module: nn.Module, call: Callable[[], Any]) -> None:
@@ -72,11 +72,11 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         if lies_in(written, self._memory):
             memory = _memory(written)
             if memory not in self._kept:
-                with without_modes():  # a copy of numbers, under fake tensors, too
+                with without_modes():  # a copy of the data, even under fake tensors
                     self._kept[memory] = [tensor.detach().clone() for tensor in self._tensors[memory]]
 
     def put_back(self) -> None:
-        """All have the numbers again that they had at first."""
+        """Restore the original values of all."""
         with torch.no_grad():
             for memory, kept in self._kept.items():
                 for tensor, numbers in zip(self._tensors[memory], kept, strict=True):
@@ -84,11 +84,11 @@ class WrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
 
 
 class KeptModel:
-    """What a run may change in a model, as it was when this was made; but for numbers of parameters.
+    """A snapshot of what a run may change in a model, except values of parameters.
 
     Args:
         module: the model.
-        parameters: those of them that have data.
+        parameters: those with data.
         buffers: likewise.
     """
 
@@ -105,7 +105,7 @@ class KeptModel:
         self._data = [(each, each.data) for each in (*parameters, *buffers) if has_storage(each)]
 
     def put_back(self) -> None:
-        """Make everything what it was when this was made."""
+        """Restore everything from the snapshot."""
         for submodule, kept in self._attributes:
             submodule.__dict__.clear()
             submodule.__dict__.update(kept)
@@ -114,26 +114,24 @@ class KeptModel:
         for back in self._generators:
             back()
         for tensor, kept_tensor in self._data:
-            if _memory(tensor) != _memory(kept_tensor):  # tensor.data = ..., which may have been a fake
+            if _memory(tensor) != _memory(kept_tensor):  # tensor.data = ..., perhaps a fake
                 tensor.data = kept_tensor
         for parameter, gradient, trained in self._parameters:
             parameter.grad = gradient
             parameter.requires_grad_(trained)
         with torch.no_grad():
             for buffer, kept_data in self._buffers:
-                if (
-                    buffer.shape != kept_data.shape
-                ):  # observers of quantisation size theirs in the first forward
+                if buffer.shape != kept_data.shape:  # quantisation observers size theirs in the first forward
                     buffer.resize_(kept_data.shape)
                 buffer.copy_(kept_data)
 
 
 @contextlib.contextmanager
 def untouched(module: nn.Module, written: WrittenTensors | None) -> Iterator[None]:
-    """Put back whatever the body may change in the model.
+    """Undo whatever the body changes in the model.
 
     Args:
-        written: sees what is written into parameters and inputs; None where nothing is.
+        written: sees what is written into parameters and inputs; None if nothing is.
     """
     parameters = list(module.parameters())
     kept = KeptModel(module, parameters, list(module.buffers()))

@@ -1,7 +1,7 @@
 """Blocks that torch's own tensor parallelism (``parallelize_module``) has split.
 
-Between their modules go distributed tensors, which do not go from one stage to another; and running one needs
-all ranks that share it, so that the first rank alone cannot try it.
+Distributed tensors pass between their modules, and cannot cross stages. Running such a block needs all ranks
+that share it, so the first rank cannot try it alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["split_blocks"]
 
 
 def split_blocks(module: nn.Module) -> frozenset[str]:
-    """The modules right around those that have distributed parameters, by name."""
+    """Return the direct parents of modules with distributed parameters, by name."""
     return frozenset(
         name.rpartition(".")[0]
         for name, submodule in module.named_modules()

@@ -1,8 +1,8 @@
 """Tensor parallelism: modules whose parameters are split over the ranks of a tensor-parallel group.
 
-Inside a distributed module (*the shared region*) activations are the same on all ranks of the group, and so
-are their gradients; only what lies between a column-split and a row-split linear differs. Collectives run in
-modules without children alone, which the pipeline never cuts in two.
+Inside a distributed module (*the shared region*), activations and their gradients are the same on all ranks
+of the group, except between a column-split and a row-split linear. Collectives run only in modules without
+children, which the pipeline never cuts.
 
 Begin with ``distributed_module``, then ``registry``, which says what a module becomes. Imports ``ranks``,
 ``compatibility``, ``redirection``, of ``precision`` what makes modules narrow, of ``dry_run`` whether it is

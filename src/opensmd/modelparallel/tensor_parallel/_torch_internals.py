@@ -1,7 +1,7 @@
-"""The habits of torch's own modules that their distributed parts need to be known, in one place.
+"""Habits of torch's own modules that matter for their distributed parts.
 
-In evaluation ``nn.TransformerEncoderLayer`` gives the weights of its linear layers to a fused kernel, past
-the modules that have them: of a distributed one that would be a slice.
+In evaluation, ``nn.TransformerEncoderLayer`` passes the weights of its linear layers to a fused kernel,
+bypassing their modules; a distributed one's weight would be a slice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["call_parts"]
 
 
 def call_parts(module: nn.Module) -> None:
-    """Let a module of torch's call the modules in it, where it would take their weights."""
+    """Make one of torch's modules call its children where it would use their weights directly."""
     if isinstance(module, nn.TransformerEncoderLayer):
         module.activation_relu_or_gelu = 0
     elif isinstance(module, nn.TransformerEncoder):

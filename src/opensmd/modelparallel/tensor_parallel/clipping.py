@@ -1,7 +1,7 @@
-"""torch's own ``clip_grad_norm_`` where tensor-parallel ranks have slices of parameters.
+"""Making torch's ``clip_grad_norm_`` correct if tensor-parallel ranks have slices of parameters.
 
-It takes the norm of what it sees: this rank's slices. Each rank would scale by a norm of its own, and what
-all have alike would no longer be alike. The norm of slices is added up over the ranks that share them.
+It takes the norm of what it sees: this rank's slices. Each rank would scale by a different norm, and common
+parameters would diverge. So norms of slices are summed over the ranks that share them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["clip_by_whole_tensors"]
 
 
 def clip_by_whole_tensors(slices: Callable[[], Iterable[nn.Parameter]]) -> Callable[[], None]:
-    """Let ``torch.nn.utils.clip_grad_norm_`` go by the norm of whole tensors from now on.
+    """Make ``torch.nn.utils.clip_grad_norm_`` use the norm of whole tensors from now on.
 
     Args:
         slices: the parameters of which this rank has a slice.
 
     Returns:
-        What ends it.
+        A function that undoes this.
     """
 
     def total_norm(
@@ -50,7 +50,7 @@ def clip_by_whole_tensors(slices: Callable[[], Iterable[nn.Parameter]]) -> Calla
 
 
 def _over_ranks(norm: Tensor, order: float) -> Tensor:
-    """The norm of this order of what all ranks have, from each rank's."""
+    """Combine each rank's norm of this order into that of all ranks."""
     group = tensor_process_group()
     if math.isinf(order):
         operation = dist.ReduceOp.MAX if order > 0 else dist.ReduceOp.MIN

@@ -1,23 +1,23 @@
-"""Collectives of a tensor-parallel group that autograd knows the other direction of.
+"""Differentiable collectives of a tensor-parallel group.
 
-Two kinds of tensors go in and out: *common* ones, equal on all ranks of the group, whose gradients are equal
-too, and *partial* or *split* ones. torch's differentiable collectives take every rank's result for a loss of
-its own and add the gradients up; here the ranks compute one loss together::
+Tensors are either *common*: equal on all ranks of the group, with equal gradients; or *partial* or *split*.
+torch's differentiable collectives treat every rank's result as a separate loss and add up the gradients; here
+the ranks compute one loss together::
 
     function        forward                      backward
-    to_split        nothing                      all-reduce      common -> used by each rank in its own way
+    to_split        nothing                      all-reduce      common -> different uses on each rank
     from_partial    all-reduce                   nothing         partial sums -> common
     summed_in_place the same in its input's memory
-    sum_for_split   all-reduce                   all-reduce      partial sums -> used in each rank's own way
+    sum_for_split   all-reduce                   all-reduce      partial sums -> different uses on each rank
     gather          all-gather along an axis     own slice       split -> common
     own_slice       own slice of an axis         all-gather      common -> split
     gather_batch    all-gather along axis 0      own slice * T   each rank's batch -> common
     scatter_batch   own slice of axis 0          all-gather / T  common -> each rank's batch
 
 The last two cross the border of the shared region: inside, the loss is the mean of the T ranks' losses, so
-that its parameters' gradients are those of a data-parallel mean.
+its parameters' gradients are those of a data-parallel mean.
 
-In the dry run that precedes partitioning rank 0 is alone; then only shapes are made.
+In the dry run before partitioning, rank 0 is alone; then only shapes are produced.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def to_split(tensor: Tensor) -> Tensor:
-    """A common tensor for uses that differ from rank to rank; its gradient is the sum of theirs."""
+    """Prepare a common tensor for uses that differ between ranks; its gradient is the sum of theirs."""
     if tensor_size() == 1 or not tensor.requires_grad:
         return tensor
     result: Tensor = _ToSplit.apply(tensor)  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ def to_split(tensor: Tensor) -> Tensor:
 
 
 def from_partial(tensor: Tensor) -> Tensor:
-    """The sum of what the ranks have."""
+    """Return the sum of the ranks' tensors."""
     if tensor_size() == 1:
         return tensor
     result: Tensor = _FromPartial.apply(tensor)  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ def from_partial(tensor: Tensor) -> Tensor:
 
 
 def summed_in_place(tensor: Tensor) -> Tensor:
-    """:func:`from_partial` without a copy, of a tensor that neither callers nor backwards need."""
+    """Like :func:`from_partial`, in place, for a tensor that neither callers nor backwards need."""
     if tensor_size() == 1:
         return tensor
     result: Tensor = _SummedInPlace.apply(tensor)  # type: ignore[no-untyped-call]
@@ -79,12 +79,12 @@ def summed_in_place(tensor: Tensor) -> Tensor:
 
 
 def sum_for_split(tensor: Tensor) -> Tensor:
-    """The sum of what the ranks have, for uses that differ from rank to rank."""
+    """Return the sum of the ranks' tensors, for uses that differ between ranks."""
     return to_split(from_partial(tensor))
 
 
 def gather(tensor: Tensor, axis: int, size: int) -> Tensor:
-    """The whole of ``size`` entries along ``axis``, of which every rank has its slice."""
+    """Gather the ranks' slices of ``size`` entries along ``axis``."""
     if tensor_size() == 1:
         return tensor
     result: Tensor = _Gather.apply(tensor, axis % tensor.dim(), size)  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ def gather(tensor: Tensor, axis: int, size: int) -> Tensor:
 
 
 def own_slice(tensor: Tensor, axis: int) -> Tensor:
-    """This rank's slice of a common tensor."""
+    """Return this rank's slice of a common tensor."""
     if tensor_size() == 1:
         return tensor
     result: Tensor = _OwnSlice.apply(tensor, axis % tensor.dim())  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ def own_slice(tensor: Tensor, axis: int) -> Tensor:
 
 
 def gather_batch(tensor: Tensor, module: str = "") -> Tensor:
-    """The batches of all ranks, one after the other.
+    """Concatenate the batches of all ranks.
 
     Args:
         tensor: this rank's.
@@ -115,18 +115,18 @@ def gather_batch(tensor: Tensor, module: str = "") -> Tensor:
 
 
 def scatter_batch(tensor: Tensor) -> Tensor:
-    """This rank's own part of what was computed of all batches."""
+    """Return this rank's part of what was computed from all batches."""
     result: Tensor = _ScatterBatch.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
 
 def all_reduced(tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """A new tensor with the reduction over the group; no graph."""
+    """Return a new tensor with the reduction over the group, without a graph."""
     return _reduced(tensor.detach().clone(memory_format=torch.contiguous_format), op)
 
 
 def all_gathered(tensor: Tensor, axis: int, size: int) -> Tensor:
-    """The whole of ``size`` entries along ``axis``; slices may differ by what does not divide. No graph."""
+    """Gather ``size`` entries along ``axis``, without a graph; slices may have unequal sizes."""
     parts = tensor_size()
     if is_tracing():
         shape = list(tensor.shape)
@@ -184,7 +184,7 @@ def _reduced(own: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Te
 
 
 def own_part(tensor: Tensor, axis: int) -> Tensor:
-    """This rank's slice, as a view."""
+    """Return this rank's slice, as a view."""
     start, stop = bounds(tensor.shape[axis], tensor_size(), tensor_rank())
     return tensor.narrow(axis, start, stop - start)
 

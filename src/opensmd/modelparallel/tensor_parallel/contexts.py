@@ -1,4 +1,4 @@
-"""Which modules are to be distributed: ``smp.tensor_parallelism`` and ``smp.set_tensor_parallelism``."""
+"""Choosing modules to distribute: ``smp.tensor_parallelism`` and ``smp.set_tensor_parallelism``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Wish", "set_tensor_parallelism", "tensor_parallelism", "wish_of"]
 
 @dataclass(frozen=True)
 class Wish:
-    """What a module was marked with.
+    """The mark on a module.
 
     Attributes:
-        enabled: distribute it.
-        config: arguments of the distributed module that go before those of the module.
+        enabled: whether to distribute it.
+        config: arguments for the distributed module that override those of the module.
     """
 
     enabled: bool
@@ -35,24 +35,24 @@ _CREATED = CreationMark("_smp_tensor_parallelism")
 def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
     """Distribute the supported modules that are created inside, when ``smp.DistributedModel`` wraps them.
 
-    Of nested modules the outermost supported one is distributed; the innermost context counts. A module that
-    shares parameters with others, or whose sizes the number of ranks does not divide, stays as it is.
+    Of nested modules, the outermost supported one is distributed; the innermost context counts. A module that
+    shares parameters with others, or whose sizes the number of ranks does not divide, is not changed.
 
     Args:
         enabled: False exempts modules from an outer context.
         kwargs: arguments for the distributed modules, such as ``attention_in_fp32=True``; those that a module
-            does not take are left out.
+            does not accept are ignored.
     """
     with _CREATED.put(Wish(enabled, kwargs)):
         yield
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: Any) -> None:
-    """As :func:`tensor_parallelism` for an existing module and all in it, before it is wrapped.
+    """Mark an existing module and its submodules as :func:`tensor_parallelism` does, before it is wrapped.
 
     Raises:
         TypeError: ``module`` is not a module.
-        ValueError: ``smp.DistributedModel`` has wrapped a model already.
+        ValueError: ``smp.DistributedModel`` has already wrapped a model.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"smp.set_tensor_parallelism: expected a torch.nn.Module, got {module!r:.80}")
@@ -66,6 +66,6 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
 
 
 def wish_of(module: nn.Module) -> Wish | None:
-    """What the module was marked with, if it is to be distributed."""
+    """Return the module's mark, if it should be distributed."""
     wish = module.__dict__.get(_CREATED.attribute)
     return wish if isinstance(wish, Wish) and wish.enabled else None

@@ -1,4 +1,4 @@
-"""``smp.nn.DistributedModule``: the base of modules whose parameters the tensor-parallel group shares."""
+"""``smp.nn.DistributedModule``: the base of modules with parameters split over a tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = [
 class DistributedModule(ShardedModule):
     """A module that the ranks of a tensor-parallel group compute together.
 
-    Its inputs and outputs are the same on all of them. Without ``prescaled_batch`` every rank has a batch of
-    its own: a module that is in no other distributed module gathers them with :meth:`gather_batch` and gives
-    every rank its own part back with :meth:`scatter_batch`.
+    Its inputs and outputs are the same on all of them. Without ``prescaled_batch``, every rank has its own
+    batch: an outermost distributed module gathers them with :meth:`gather_batch` and returns every rank's own
+    part with :meth:`scatter_batch`.
 
-    Split parameters are announced by :meth:`split_parameter`; all others must be used in the same way on all
+    Register split parameters with :meth:`split_parameter`; all others must be used in the same way on all
     ranks.
 
     Attributes:
-        is_outermost: no other distributed module contains it; set by ``smp.DistributedModel``.
+        is_outermost: whether no other distributed module contains it; set by ``smp.DistributedModel``.
         place: its name in the model; set with it.
     """
 
@@ -47,25 +47,25 @@ class DistributedModule(ShardedModule):
         return self.is_outermost and not batch_is_shared()
 
     def split_parameter(self, name: str, whole: Tensor, axis: int) -> nn.Parameter:
-        """Register this rank's slice of ``whole`` as the parameter ``name``; returns it."""
+        """Register this rank's slice of ``whole`` as the parameter ``name``, and return it."""
         return split_parameter(self, name, whole, axis)
 
     def gather_batch(self, tensor: Tensor) -> Tensor:
-        """The ranks' batches one after the other, along axis 0, if they have different ones."""
+        """Concatenate the ranks' batches along axis 0, if they differ."""
         return collectives.gather_batch(tensor, self.place) if self.scales_batch else tensor
 
     def scatter_batch(self, tensor: Tensor) -> Tensor:
-        """The part of an output that belongs to this rank's own batch."""
+        """Return the part of an output for this rank's own batch."""
         return collectives.scatter_batch(tensor) if self.scales_batch else tensor
 
 
 class BatchGather(nn.Module):
-    """:func:`gather_batch` as a module, for those that a pipeline may run piece by piece."""
+    """:func:`gather_batch` as a module, for modules that a pipeline may run piece by piece."""
 
     place = ""  # its name in the model
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """All ranks' batches."""
+        """Return all ranks' batches."""
         return collectives.gather_batch(tensor, self.place)
 
 
@@ -73,7 +73,7 @@ class BatchScatter(nn.Module):
     """:func:`scatter_batch` as a module."""
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """This rank's part."""
+        """Return this rank's part."""
         return collectives.scatter_batch(tensor)
 
 
@@ -81,7 +81,7 @@ def split_parameter(module: ShardedModule, name: str, whole: Tensor, axis: int) 
     """Register this rank's slice of ``whole`` as a parameter of ``module``."""
     start, stop = bounds(whole.shape[axis], tensor_size(), tensor_rank())
     own = whole.detach().narrow(axis, start, stop - start)
-    # a copy, so that the whole tensor's memory is given back
+    # a copy, so that the whole tensor's memory is freed
     parameter = nn.Parameter(own.clone(memory_format=torch.contiguous_format) if tensor_size() > 1 else own)
     module.register_parameter(name, parameter)
     if tensor_size() > 1:
@@ -90,7 +90,7 @@ def split_parameter(module: ShardedModule, name: str, whole: Tensor, axis: int) 
 
 
 def outermost(module: nn.Module) -> Iterator[tuple[str, DistributedModule]]:
-    """The distributed modules that are in no other one, by full name."""
+    """Return the outermost distributed modules, by full name."""
     inner: set[nn.Module] = set()
     for name, submodule in module.named_modules():
         if isinstance(submodule, DistributedModule) and submodule not in inner:

@@ -1,4 +1,4 @@
-"""What scripts of later versions ask about the layout of a parameter."""
+"""What scripts of later versions ask about a parameter's layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["get_distribution_axis"]
 
 
 def get_distribution_axis(parameter: Any) -> int | None:
-    """The axis along which tensor parallelism splits a parameter of the wrapped model, or None."""
+    """Return the axis along which tensor parallelism splits a parameter of the wrapped model, or None."""
     if state.model is None:
         return None
     shards = state.model.shards

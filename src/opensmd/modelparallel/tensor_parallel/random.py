@@ -1,13 +1,13 @@
-"""Random numbers where tensors are shared (``smp.random``): equal on all ranks of a group, or different.
+"""Random numbers for shared tensors (``smp.random``): equal on all ranks of a group, or different.
 
-Dropout on what the ranks have in common must leave the same elements out everywhere; on what is split over
-them (attention heads) it should not. Both begin from a number that every rank draws from its own generator
-and of which rank 0's is taken. So the state of the default generators alone decides, and whatever saves and
-restores these (activation checkpointing, checkpoints) need not know of any other.
+Dropout on common tensors must drop the same elements everywhere; on split ones (attention heads) it should
+not. Both start from a number that every rank draws from its own generator, of which rank 0's counts. So only
+the state of the default generators matters, and whatever saves and restores these (activation checkpointing,
+checkpoints) need not know about any other.
 
-Modules that are not distributed draw from the default generators. With ``prescaled_batch`` all ranks compute
-them of the same batch, and what they give to distributed modules must be the same: so each step begins where
-the first rank's generators are.
+Undistributed modules draw from the default generators. With ``prescaled_batch``, all ranks run them on the
+same batch, and their results for distributed modules must be equal. So each step starts from the state of the
+first rank's generators.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RANGE = 1 << 48
 
 
 def manual_seed(seed: int) -> None:
-    """Seed torch so that the ranks of one replica draw alike and replicas differently.
+    """Seed torch so that the ranks of one replica draw alike, and replicas differently.
 
     Args:
         seed: the same on all ranks.
@@ -55,23 +55,23 @@ def manual_seed(seed: int) -> None:
 
 @contextlib.contextmanager
 def common() -> Iterator[None]:
-    """Inside, the ranks of a tensor-parallel group draw the same numbers; entered by all of them."""
+    """Make the ranks of a tensor-parallel group draw the same numbers inside; all of them must enter."""
     with _seeded(0):
         yield
 
 
 @contextlib.contextmanager
 def per_tensor_rank() -> Iterator[None]:
-    """Inside, each rank of a tensor-parallel group draws numbers of its own; entered by all of them."""
+    """Make each rank of a tensor-parallel group draw different numbers inside; all of them must enter."""
     with _seeded(1 + tensor_rank()):
         yield
 
 
 class CommonDropout(nn.Module):
-    """Dropout of a tensor that the ranks have in common: the same elements on all of them.
+    """Dropout for common tensors: it drops the same elements on all ranks.
 
     Args:
-        p: probability of an element to be zeroed.
+        p: the probability of an element being zeroed.
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -79,24 +79,24 @@ class CommonDropout(nn.Module):
         self.p = p
 
     def forward(self, input: Tensor) -> Tensor:
-        """``input`` with elements left out, in training."""
+        """Drop elements of ``input``, in training."""
         if not self.training or self.p == 0.0:
             return input
         with common():
             return nn.functional.dropout(input, self.p)
 
     def extra_repr(self) -> str:
-        """The probability."""
+        """Return the probability."""
         return f"p={self.p}"
 
 
 def generator_states() -> list[Tensor]:
-    """Where this rank's default generators are."""
+    """Return the states of this rank's default generators."""
     return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, _devices())]
 
 
 def follow_first_rank() -> None:
-    """Go on drawing where the first rank of the tensor-parallel group is; called on all of it."""
+    """Adopt the generator states of the tensor-parallel group's first rank; all ranks must call."""
     group = tensor_process_group()
     device = control_device(group)
     everyones = [own.to(device) for own in generator_states()]
@@ -135,6 +135,6 @@ def _seeded(offset: int) -> Iterator[None]:
 
 
 def _devices() -> list[int]:
-    """The CUDA device whose generator is in use, if any."""
+    """Return the CUDA device whose generator is in use, if any."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.cuda.current_device()] if used else []

@@ -1,4 +1,4 @@
-"""Which distributed module takes a module's place: ``smp.tp_register`` and what is known without it."""
+"""Which distributed module replaces a module: ``smp.tp_register``, and what is known without it."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ class Registration:
 
 @dataclass(frozen=True)
 class Known:
-    """A class that is distributed without a registration.
+    """A class that can be distributed without a registration.
 
     Attributes:
-        place: the module here whose ``distributed(module, config)`` makes the counterpart.
-        translated: state dicts of the counterpart have other names, and ``place`` has ``TRANSLATIONS``.
+        place: the module whose ``distributed(module, config)`` creates the counterpart.
+        translated: whether state dicts of the counterpart have other names, and ``place`` has
+            ``TRANSLATIONS``.
     """
 
     place: str
     translated: bool = True
 
 
-# torch's and Hugging Face's, by name, so that nothing is imported that a script does not use.
+# torch's and Hugging Face's, by name, so that nothing is imported that the script does not use.
 _HERE = "opensmd.modelparallel.tensor_parallel"
 _TORCH = Known(f"{_HERE}.layers.torch_modules", translated=False)
 _GPT2, _GPTJ, _GPTNEO, _BERT, _ROBERTA = (
@@ -72,17 +73,17 @@ def tp_register(
     forward_hook: Hook | None = None,
     return_hook: Callable[[Any], Any] | None = None,
 ) -> Callable[[Module], Module]:
-    """A class decorator: under ``smp.tensor_parallelism`` such modules become ``dist_module``.
+    """Decorate a class so that under ``smp.tensor_parallelism`` its modules become ``dist_module``.
 
     Args:
         dist_module: the distributed counterpart, preferably a ``smp.nn.DistributedModule``.
-        init_hook: takes what the class's constructor was given and returns ``(args, kwargs)`` for that of
-            ``dist_module``; None passes them on. If it returns None the module stays as it is.
+        init_hook: takes the arguments of the class's constructor and returns ``(args, kwargs)`` for that of
+            ``dist_module``; None passes them on. If it returns None, the module is not replaced.
         forward_hook: the same for every call of ``forward``.
-        return_hook: takes what ``dist_module`` returns and returns what the class would have.
+        return_hook: converts the result of ``dist_module`` to what the class would return.
 
     Raises:
-        TypeError: something that is no class of modules, or no function.
+        TypeError: an argument is not a module class, or not a function.
     """
 
     def register(module_cls: Module) -> Module:
@@ -99,10 +100,10 @@ def tp_register_with_module(
     forward_hook: Hook | None = None,
     return_hook: Callable[[Any], Any] | None = None,
 ) -> None:
-    """:func:`tp_register` for a class that cannot be edited; modules created before stay as they are.
+    """Apply :func:`tp_register` to a class that cannot be edited; existing modules are not replaced.
 
     Raises:
-        TypeError: something that is no class of modules, or no function.
+        TypeError: an argument is not a module class, or not a function.
     """
     for one in (module_cls, dist_module):
         if not isinstance(one, type) or not issubclass(one, nn.Module):
@@ -116,13 +117,13 @@ def tp_register_with_module(
 
 
 def counterpart(module: nn.Module, config: dict[str, Any]) -> nn.Module | None:
-    """The distributed module that takes the place of ``module``; None if there is none.
+    """Return the distributed module that replaces ``module``; None if there is none.
 
     Args:
-        config: arguments that go before those of the module.
+        config: arguments that override those of the module.
 
     Raises:
-        ValueError: the ranks do not divide its sizes, or a script has changed it.
+        ValueError: the number of ranks does not divide its sizes, or the script has changed it.
     """
     registration = _registered.get(type(module))
     if registration is not None:
@@ -166,7 +167,7 @@ def _registered_counterpart(
 
 
 def _taken(dist_module: type[nn.Module], config: dict[str, Any]) -> dict[str, Any]:
-    """Of a context's arguments those that a distributed module knows."""
+    """Return those of a context's arguments that a distributed module accepts."""
     parameters = inspect.signature(dist_module.__init__).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return config
@@ -175,7 +176,7 @@ def _taken(dist_module: type[nn.Module], config: dict[str, Any]) -> dict[str, An
 
 
 def _note_arguments(module_cls: type[nn.Module]) -> None:
-    """Let modules of this very class remember what their constructor was given."""
+    """Make modules of exactly this class remember their constructor's arguments."""
     original = module_cls.__init__
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Putting distributed modules in the places of those that are marked, when a model is wrapped."""
+"""Replacing marked modules by distributed ones when a model is wrapped."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ logger = logging.getLogger("opensmd.modelparallel")
 
 
 def distribute(module: nn.Module) -> nn.Module:
-    """The module with the outermost marked modules that have a counterpart replaced; perhaps another root.
+    """Replace the outermost marked modules that have a counterpart; return the root, which may be new.
 
-    A module whose sizes the ranks do not divide, or that shares a parameter with modules around it, stays,
-    and those in it get their turn. With the setting ``fp16_params`` all distributed modules are of 16 bits.
+    A module whose sizes the number of ranks does not divide, or that shares a parameter with modules around
+    it, stays, and its children are considered instead. With the setting ``fp16_params``, all distributed
+    modules have 16 bits.
 
     Raises:
         ValueError: a compiled module would have to gather batches inside.
@@ -44,7 +45,7 @@ def distribute(module: nn.Module) -> nn.Module:
 
 
 class _Replacement:
-    """One walk over a model; a module that is in two places is replaced by one module in both."""
+    """One walk over a model; a module in two places is replaced by one module in both."""
 
     def __init__(self, uses: Counter[int]) -> None:
         self._uses = uses
@@ -100,5 +101,5 @@ def _require_not_compiled(module: nn.Module) -> None:
 
 
 def _uses(module: nn.Module) -> Counter[int]:
-    """How many names each parameter has in a module, by identity."""
+    """Return how many names each parameter has in a module, by id."""
     return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))

@@ -1,7 +1,7 @@
-"""With ``prescaled_batch`` the ranks that share tensors begin a step alike: with one batch and one seed.
+"""With ``prescaled_batch``, making ranks that share tensors start a step with the same batch and seed.
 
-Different batches would mix in every shared module, and nothing but the numbers would tell. So would different
-dropout in modules before it, which draw from each rank's own generators.
+Different batches would mix in every shared module, and only wrong numbers would show it. So would different
+dropout in earlier modules, which draw from each rank's own generators.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["begin_alike"]
 
 
 def begin_alike(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compare a step's arguments over the tensor-parallel group, and let it draw the same random numbers.
+    """Compare a step's arguments over the tensor-parallel group, and make it draw the same random numbers.
 
-    Called on all of the group.
+    All ranks of the group must call.
 
     Raises:
         SMPError: on all of them, if the arguments differ.

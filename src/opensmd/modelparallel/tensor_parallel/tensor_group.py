@@ -11,20 +11,20 @@ __all__ = ["batch_is_shared", "tensor_process_group", "tensor_rank", "tensor_siz
 
 
 def tensor_rank() -> int:
-    """This rank's number among those that share its tensors."""
+    """Return this rank's number among those that share its tensors."""
     return state.require("a distributed module").groups.rank_in(CommGroup.TP_GROUP)
 
 
 def tensor_size() -> int:
-    """How many ranks share each tensor."""
+    """Return the number of ranks that share each tensor."""
     return state.require("a distributed module").cfg.tensor_parallel_degree
 
 
 def tensor_process_group() -> dist.ProcessGroup:
-    """The tensor-parallel ranks as a process group."""
+    """Return the process group of the tensor-parallel ranks."""
     return state.groups[CommGroup.TP_GROUP]
 
 
 def batch_is_shared() -> bool:
-    """Whether all of these ranks are given the same batch, so that there is nothing to gather."""
+    """Whether all of these ranks get the same batch, so there is nothing to gather."""
     return state.cfg.prescaled_batch or state.cfg.tensor_parallel_degree == 1

@@ -1,7 +1,7 @@
-"""Modules of other libraries that a script has changed: their distributed counterparts know nothing of it.
+"""Refusing modules that a script has changed, because their distributed counterparts would ignore that.
 
-A counterpart of torch's or Hugging Face's modules computes what their own code does. It has new parameters,
-and other modules inside, so whatever a script has hung on the old ones would get lost without a word.
+A counterpart of torch's or Hugging Face's modules computes what their own code does. It has new parameters
+and submodules, so whatever a script has attached to the old ones would be lost silently.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LIBRARIES = ("torch.", "transformers.")
 
 
 def require_unchanged(module: nn.Module) -> None:
-    """Refuse a module that does not compute what its class says.
+    """Refuse a module that does not compute what its class does.
 
     Raises:
-        ValueError: it or one in it has hooks, another ``forward``, or a class of the script.
+        ValueError: it or a submodule has hooks, a replaced ``forward``, or a class from the script.
     """
     for name, each in module.named_modules():
         where = f"its {name}" if name else "it"

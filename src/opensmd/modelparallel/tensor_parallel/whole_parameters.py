@@ -1,4 +1,4 @@
-"""Optimizers that look at parameters as a whole, where tensor-parallel ranks have slices of them."""
+"""Checking for optimizers that need whole parameters, of which tensor-parallel ranks only have slices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opensmd.modelparallel.state import state
 
 __all__ = ["require_slices_suffice"]
 
-# Rows and columns of a matrix, or all of it, decide about each of its elements.
+# Each element's update depends on the matrix's rows and columns, or all of it.
 _OF_MATRICES = ("Adafactor", "Muon")
 
 
@@ -21,7 +21,7 @@ def require_slices_suffice(optimizer: torch.optim.Optimizer) -> None:
         ValueError: LAMB or NovoGrad.
 
     Warns:
-        UserWarning: one that trains slices, but not as it would train the whole.
+        UserWarning: one that trains slices differently from the whole.
     """
     if state.cfg.tensor_parallel_degree == 1:
         return

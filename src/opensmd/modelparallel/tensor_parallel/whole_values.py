@@ -1,4 +1,4 @@
-"""Distributed modules with given values: made without memory, then filled with slices of whole tensors."""
+"""Creating distributed modules with given values: first without memory, then with slices of whole tensors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def made_of(make: Callable[[], Module], values: Mapping[str, Tensor], like: nn.Module) -> Module:
-    """A module with these parameters; nothing is drawn at random, and no whole tensor is copied.
+    """Create a module with these parameters, without drawing random numbers or copying whole tensors.
 
     Args:
-        make: makes the module.
+        make: creates the module.
         values: whole tensors for all parameters, by name; tied ones under any of their names.
-        like: whose training mode the module gets.
+        like: the module whose training mode it gets.
 
     Raises:
-        ValueError: there are values of something else, or not of everything.
+        ValueError: values are missing or superfluous.
     """
     with torch.device("meta"):
         module = make()
@@ -51,7 +51,7 @@ def made_of(make: Callable[[], Module], values: Mapping[str, Tensor], like: nn.M
 def _require_same(
     module: nn.Module, values: Mapping[str, Tensor], filled: Mapping[int, nn.Parameter]
 ) -> None:
-    """Refuse a module of which parameters would get lost, or which would have some that nobody has given."""
+    """Refuse a module if parameters would be lost, or would have no values."""
     named = dict(module.named_parameters(remove_duplicate=False))
     if others := sorted(values.keys() - named.keys()):
         raise ValueError(f"it has parameters that its distributed counterpart lacks: {', '.join(others[:5])}")

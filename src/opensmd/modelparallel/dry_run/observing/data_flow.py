@@ -1,9 +1,9 @@
-"""Which unit uses what another has made: parameters, and tensors that would cross between stages.
+"""Which unit uses what another has produced: parameters, and tensors that would cross stages.
 
-A tensor is known by its storage, for as long as that lives, and a parameter by its identity. What is computed
-from weights of others alone runs where these are, and makes no edge (:mod:`.weight_terms`)::
+A tensor is identified by its storage, for as long as that lives, and a parameter by its id. What is computed
+only from other modules' weights runs where these are, and makes no edge (:mod:`.weight_terms`)::
 
-    unit 0   x ── layer ── h           h is made in unit 0
+    unit 0   x ── layer ── h           h is produced in unit 0
                            │
     unit 1                 └─ layer    and used in unit 1: an edge of h's bytes
 """
@@ -28,17 +28,17 @@ __all__ = ["DataFlow"]
 
 
 class DataFlow:
-    """What units make and use while a model runs.
+    """What units produce and use while a model runs.
 
     Args:
-        stack: the modules whose calls are under way, the outermost first; changes while the model runs.
+        stack: the modules being called, outermost first; changes while the model runs.
         owners: the modules that own a parameter or buffer, by its id.
 
     Attributes:
         uses: the unit in which a module's own parameters were first used.
         users: the units that use a parameter, by its id.
-        bound: ids of parameters that modules without children of their own have read.
-        edges: bytes of a tensor that one unit makes and another uses: by source, target and tensor.
+        bound: ids of parameters read by modules without children that do not own them.
+        edges: bytes of tensors that one unit produces and another uses, by source, target and tensor.
     """
 
     def __init__(self, stack: Sequence[str], owners: dict[int, list[str]]) -> None:
@@ -50,23 +50,23 @@ class DataFlow:
         self._owners = owners
         self._weights = WeightTerms(owners, stack, self.uses, self._in_leaf)
         self._leaves: frozenset[str] = frozenset()
-        self._given: frozenset[int] = frozenset()  # ids of what the last module that was entered was given
+        self._given: frozenset[int] = frozenset()  # ids of the arguments of the module entered last
         self._made: dict[int, Made] = {}
         self._parameters = StorageSet()
         self._count = 0
 
     def watch(self, names: dict[nn.Module, str]) -> None:
-        """Calls of these modules, by name, are told from now on."""
+        """Watch calls of these modules, by name, from now on."""
         self._leaves = frozenset(
             name for module, name in names.items() if next(module.children(), None) is None
         )
 
     def entered(self, args: Any) -> None:
-        """A module was called with ``args``."""
+        """Note that a module was called with ``args``."""
         self._given = frozenset(id(leaf) for leaf in tree_leaves(args) if isinstance(leaf, nn.Parameter))
 
     def operation(self, inputs: Sequence[Tensor], out: Any, unit: int, *, is_view: bool) -> int:
-        """An operation has run in ``unit``; the unit that it is to run in."""
+        """Note an operation in ``unit``; return the unit that it will run in."""
         if self._weights.follows(inputs, out):
             unit = self._weights.unit_of(inputs, unit)  # runs where the weights live
         else:
@@ -83,7 +83,7 @@ class DataFlow:
         return id(tensor) in self._owners or tensor.layout is not torch.strided or tensor in self._parameters
 
     def made_by(self, tensor: Tensor) -> Made | None:
-        """What is known of a tensor that a unit has made."""
+        """Return what is known about a tensor that a unit has produced."""
         if tensor.layout is not torch.strided or is_of_transform(tensor):
             return None
         made = self._made.get(tensor.untyped_storage()._cdata)
@@ -111,7 +111,7 @@ class DataFlow:
     def _produce(self, tensor: Tensor, unit: int, *, of_parameter: bool) -> None:
         if tensor.layout is not torch.strided or self.made_by(tensor) is not None:
             return
-        if of_parameter:  # a fake parameter has another storage than the real one
+        if of_parameter:  # a fake parameter's storage differs from the real one's
             self._parameters.add(tensor)
         elif not self.is_parameter(tensor):
             storage = tensor.untyped_storage()
@@ -121,5 +121,5 @@ class DataFlow:
             self._count += 1
 
     def _in_leaf(self) -> bool:
-        """Whether a module runs that has no children: it runs as a whole on one rank, wherever that is."""
+        """Whether a module without children is running, and so runs as a whole on some rank."""
         return bool(self._stack) and self._stack[-1] in self._leaves

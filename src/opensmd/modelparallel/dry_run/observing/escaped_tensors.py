@@ -1,8 +1,8 @@
 """Tensors that forward hooks carry out of modules, as the dry run shows them.
 
-A module that lives on one rank runs there as a whole, with its hooks: what they keep aside is there alone.
-Hugging Face's models collect attentions so, by hooks deep inside their blocks. If such a tensor is used or
-returned where the modules around the hooked one have not returned it, these must be run piece by piece.
+A module that lives on one rank runs there as a whole, with its hooks, and what these keep exists only there.
+Hugging Face's models collect attentions this way, with hooks deep inside their blocks. If such a tensor is
+used or returned outside modules that have not returned it, these must run piece by piece.
 
     step ── model ── block ── attention    a hook of attention keeps its second result
               │                            block returns without it
@@ -28,13 +28,13 @@ Path = tuple[str, ...]
 
 @dataclass
 class Made:
-    """A tensor's storage: the unit that made it, its number, and the calls that it can be seen in.
+    """A tensor's storage: the unit that produced it, its number, and the calls in which it is visible.
 
     Attributes:
-        level: the calls around it, from the outermost; the code of the last one has it.
+        level: the calls around it, outermost first; the code of the last one has it.
         hooks: the calls in which hooked modules took or returned it.
-        given: the calls of modules to which it was given past a hook.
-        derived: those of such calls in which it was computed from what a hook had seen, perhaps by the hook.
+        given: the calls of modules that got it through a hook.
+        derived: those of such calls in which it was computed from what a hook saw, perhaps by the hook.
     """
 
     storage: StorageReference
@@ -47,11 +47,11 @@ class Made:
 
 
 class EscapeSearch:
-    """Compares where tensors are used with where they can be seen.
+    """Compares where tensors are used with where they are visible.
 
     Args:
-        stack: the modules whose calls are under way; changes while the model runs.
-        made_by: what is known of a tensor.
+        stack: the modules being called; changes while the model runs.
+        made_by: returns what is known about a tensor.
     """
 
     def __init__(self, stack: list[str], made_by: Callable[[Tensor], Made | None]) -> None:
@@ -60,26 +60,26 @@ class EscapeSearch:
         self._made_by = made_by
 
     def entered(self, module: nn.Module, args: Any) -> None:
-        """``module``, the innermost of the stack from now on, is called with ``args``."""
-        if len(module._forward_pre_hooks) > 1:  # one is that of the dry run
+        """Note a call with ``args`` of ``module``, which is now the innermost of the stack."""
+        if len(module._forward_pre_hooks) > 1:  # one belongs to the dry run
             for made in self._known(args):
                 made.hooks.add(tuple(self._stack[:-1]))
                 made.given.add(tuple(self._stack))
 
     def returned(self, module: nn.Module, args: Any, out: Any) -> None:
-        """``module``, the innermost of the stack, returns ``out``."""
+        """Note that ``module``, the innermost of the stack, returns ``out``."""
         results = self._known(out)
         caller = tuple(self._stack[:-1])
         for made in results:
             self._use(made)
             if len(made.level) > len(caller):
                 made.level = caller
-        if len(module._forward_hooks) > 1:  # one is that of the dry run
+        if len(module._forward_hooks) > 1:  # one belongs to the dry run
             for made in (*results, *self._known(args)):
                 made.hooks.add(caller)
 
     def operation(self, inputs: Sequence[Tensor], out: Any) -> None:
-        """An operation made ``out`` of ``inputs``."""
+        """Note that an operation computed ``out`` from ``inputs``."""
         here = tuple(self._stack)
         derives = False
         for made in self._known(inputs):
@@ -90,7 +90,7 @@ class EscapeSearch:
                 made.derived.add(here)
 
     def result(self, value: Any) -> None:
-        """The step returns ``value``: whether from the model or from a hook, cannot be told."""
+        """Note that the step returns ``value``, perhaps from the model and perhaps from a hook."""
         for made in self._known(value):
             self._add(made.hooks, ())
 

@@ -1,6 +1,6 @@
 """Watching a model run: which unit each operation belongs to, and what it costs.
 
-Module hooks tell where the run is, a dispatch mode sees every operation below autograd, and a saved-tensor
+Module hooks show where the run is, a dispatch mode sees every operation below autograd, and a saved-tensor
 hook sees what is kept for backward.
 """
 
@@ -31,21 +31,21 @@ __all__ = ["Observer"]
 
 
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """Sums costs by unit and module while it is active.
+    """Sums up costs by unit and module while active.
 
     Args:
-        position: where the run is, and how long it has been there.
+        position: where the run is, and for how long.
         owners: the modules that own a parameter or buffer, by its id.
 
     Attributes:
-        flow: what units make and use.
+        flow: what units produce and use.
         hooked: the modules with forward hooks.
         late: what backwards may leave for later.
-        trials: operations to be tried, as estimates are not to be trusted.
+        trials: operations to try because estimates cannot be trusted.
         escapes: tensors that hooks carry out of modules.
-        unseen: work that no operation shows.
+        unseen: work that operations do not show.
         forward_seconds, backward_seconds, flops, activation_bytes: by unit.
-        operations: how many there were, by the innermost module.
+        operations: their number, by innermost module.
     """
 
     def __init__(self, position: Clock, owners: dict[int, list[str]]) -> None:
@@ -81,7 +81,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         out = func(*args, **kwargs)
         unit = self.position.current
         if unit < 0 or not isinstance(func, torch._ops.OpOverload):
-            return out  # before the model's first call: data that every rank has
+            return out  # before the model's first call, so data that every rank has
         unit = self.flow.operation(inputs, out, unit, is_view=func.is_view)
         self.escapes.operation(inputs, out)
         differentiated = needs_gradient or self.unseen.differentiates
@@ -113,15 +113,15 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     @property
     def doubtful(self) -> set[int]:
-        """The units whose estimated seconds may have missed what they do."""
+        """Return the units whose estimated seconds may have missed work."""
         return self.unseen.units(self.position.seconds, self.forward_seconds)
 
     def result(self, value: Any) -> None:
-        """The run returned ``value``."""
+        """Note that the run returned ``value``."""
         self.escapes.result(value)
 
     def saving(self) -> contextlib.AbstractContextManager[Any]:
-        """A context that counts tensors kept for backward: each storage once, parameters not at all."""
+        """Return a context that counts tensors saved for backward: each storage once, without parameters."""
         return seeing_what_is_saved(self._pack)
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             self.late.save(tensor)
             if self._kept.add(tensor):
                 self.activation_bytes[unit] += tensor.untyped_storage().nbytes()
-        # What an operation returns, kept as it is, keeps its own graph alive for ever, and the model.
+        # Saved unchanged, an operation's result would keep its own graph, and the model, alive forever.
         self._packing = True
         try:
             return tensor.detach()

@@ -1,8 +1,8 @@
-"""What is computed from weights alone, by others than the modules that own them.
+"""What is computed from weights alone, outside the modules that own them.
 
-A penalty over all weights in the step function, or weights that follow others as a moving average, read every
-parameter after the model has run. That is no reason to have all modules on one rank: such an operation runs
-where its weights live, and what leaves the rank is a number. The planner therefore passes over these reads.
+A penalty over all weights in the step function, or a moving average of weights, reads every parameter after
+the model has run. That is no reason to put all modules on one rank: such an operation runs where its weights
+live, and only a number leaves the rank. So the planner ignores these reads.
 
     weight of stage 0 ── square ── sum ──┐  one number
     weight of stage 1 ── square ── sum ──┴─ + ── loss
@@ -20,7 +20,7 @@ from opensmd.modelparallel.runtime.tensors.storages import StorageReference, has
 
 __all__ = ["WeightTerms"]
 
-# A result of this share of a weight's size or more is the weight itself in another form: transposed, cast.
+# A result of at least this share of a weight's size is the weight itself in another form: transposed, cast.
 WHOLE = 1 / 2
 
 
@@ -29,9 +29,9 @@ class WeightTerms:
 
     Args:
         owners: names of the modules that own a parameter or buffer, by its id.
-        stack: the modules that run now, the outermost first.
+        stack: the running modules, outermost first.
         uses: the unit in which a module's own parameters were first used.
-        in_leaf: whether a module runs that is never run piece by piece: what it reads must be where it is.
+        in_leaf: whether a module runs that never runs piece by piece, so what it reads must be on its rank.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WeightTerms:
         return isinstance(tensor, Tensor) and self._sources_of(tensor) is not None
 
     def follows(self, inputs: Sequence[Tensor], out: Any) -> bool:
-        """Whether an operation has weights of others alone for ``inputs``; its results are followed then."""
+        """Whether ``inputs`` are only weights of other modules, so that the results are followed."""
         sources: set[int] = set()
         for tensor in inputs:
             more = self._foreign(tensor)
@@ -68,18 +68,18 @@ class WeightTerms:
         return True
 
     def unit_of(self, inputs: Sequence[Tensor], otherwise: int) -> int:
-        """The last of the units that own these weights."""
+        """Return the last of the units that own these weights."""
         sources = {source for tensor in inputs for source in self._foreign(tensor) or ()}
         return max(self._uses.get(self._owners[source][0], otherwise) for source in sources)
 
     def sources(self, tensor: Tensor) -> Iterator[tuple[int, bool]]:
-        """The weights (ids) that alone ``tensor`` was made of, and whether it is one in another form."""
+        """Yield ids of weights that ``tensor`` was computed from, and whether it is one in another form."""
         size = tensor.numel() * tensor.element_size()
         for source in self._sources_of(tensor) or ():
             yield source, size >= WHOLE * self._bytes[source]
 
     def _foreign(self, tensor: Tensor) -> frozenset[int] | None:
-        """The weights that a tensor is made of; None if there is data in it, or a module uses its own."""
+        """Return the weights that a tensor is made of; None if it contains data, or a module uses its own."""
         owners = self._owners.get(id(tensor))
         if owners is None:
             return self._sources_of(tensor)

@@ -1,7 +1,7 @@
-"""What a dry run can say about time beyond what shapes say: clocks, signs of unseen work, and trials.
+"""What a dry run can tell about time beyond shapes: clocks, signs of unseen work, and trials.
 
-Begin with ``operation_trials``: operations of the run by themselves. ``unseen_work`` says where shapes
-cannot tell, and ``stopwatch`` tells time without the waits for a busy core. ``stage_links`` says what
-messages between stages take, by where their ranks are. Imports ``planning``, ``ranks``, ``config``, and of
-the ``runtime`` what describes tensors.
+Begin with ``operation_trials``, which runs single operations. ``unseen_work`` finds work that shapes do not
+show, and ``stopwatch`` measures time without waits for a busy core. ``stage_links`` gives the cost of
+messages between stages, depending on where their ranks are. Imports ``planning``, ``ranks``, ``config``, and
+the runtime's tensors.
 """

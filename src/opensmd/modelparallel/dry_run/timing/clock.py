@@ -1,4 +1,4 @@
-"""Where a run of a model is, as hooks of its modules tell, and what each unit has taken until it left."""
+"""Tracking where a run of a model is, by hooks of its modules, and how long each unit takes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["Clock", "Position", "UnitSeconds"]
 class UnitSeconds(NamedTuple):
     """Seconds by unit.
 
-    ``backward`` is None where only forwards have been timed; ``with_sums`` says whether what it takes to
-    begin sums of parameters' gradients is in it.
+    ``backward`` is None if only forwards were timed; ``with_sums`` says whether it includes the cost of
+    starting gradient accumulations.
     """
 
     forward: Mapping[int, float]
@@ -31,7 +31,7 @@ class UnitSeconds(NamedTuple):
 
 
 class Position:
-    """Which unit the run is in; :mod:`opensmd.modelparallel.planning.trace` says what a unit is."""
+    """Which unit the run is in; :mod:`opensmd.modelparallel.planning.trace` explains units."""
 
     def __init__(self) -> None:
         self.stack: list[str] = []
@@ -44,7 +44,7 @@ class Position:
         self._fresh = False
 
     def enter(self, module: str) -> None:
-        """``module`` is being called."""
+        """Note that ``module`` is being called."""
         self.guests.update((frame, module) for frame in self.stack if not is_inside(module, frame))
         if self.stack and in_transform():
             self.transforming.add(self.stack[-1])
@@ -59,7 +59,7 @@ class Position:
         self._unit_of[module] = self.current
 
     def leave(self) -> None:
-        """The innermost call returned or raised."""
+        """Note that the innermost call returned or raised."""
         self.stack.pop()
         self._fresh = False
 
@@ -72,8 +72,8 @@ class Position:
     ) -> Iterator[None]:
         """Keep this position up to date while modules of ``names`` are called.
 
-        ``entered`` is told of each call that begins, the module and its arguments, and ``returned`` of each
-        that ends, its result also.
+        ``entered`` is called with the module and its arguments when a call starts, and ``returned`` with the
+        result, too, when it ends.
         """
 
         def before(module: nn.Module, args: Any) -> None:
@@ -125,7 +125,7 @@ class Clock(Position):
         self._since = self._watch.now()
 
     def now(self) -> float:
-        """Seconds of this thread."""
+        """Return the seconds of this thread."""
         return self._watch.now()
 
     def _now_of_device(self) -> float:

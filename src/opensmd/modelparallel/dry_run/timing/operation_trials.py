@@ -1,10 +1,10 @@
-"""What the operations of a dry run take on this machine, each tried by itself on made-up numbers.
+"""The times of a dry run's operations on this machine, each tried by itself on made-up data.
 
-What convolutions take varies more than rules of shapes can say, while other operations keep to their rates.
-So where convolutions are a good part of the work, every distinct operation that the run has shown is tried
-a few times, forward and backward: no code of the script runs for it, and no more memory is needed than for
-that operation. Trials go round all of them, so that caches are as cold as in a step; what an operation
-before it would have left there is read first.
+The times of convolutions vary more than rules based on shapes can say, while other operations keep to their
+rates. So if convolutions are a substantial part of the work, every distinct operation of the run is tried a
+few times, forward and backward. None of the script's code runs for that, and no more memory is needed than
+for one operation. Trials cycle through all operations, so that caches are as cold as in a step; what the
+previous operation would have left there is read first.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from opensmd.modelparallel.planning.cost import OperationCost
 
 __all__ = ["OperationTrials"]
 
-# Of all estimated work: where convolutions are less, estimates are as good as a clock.
+# Of all estimated work: if convolutions are less, estimates are as good as measurements.
 CONVOLUTIONS = 0.1
-COUNTED = 3  # trials, after one that warms up
-# An operation that has taken so long in its trials is tried no more than twice.
+COUNTED = 3  # trials, after a warm-up
+# An operation that takes this long in its trials is tried at most twice.
 LONG_SECONDS = 20e-3
-NOTHINGS = 25  # trials of what does nothing
+NOTHINGS = 25  # trials of doing nothing
 
 
 class _Given(NamedTuple):
-    """A tensor as an operation was given it; ``kept`` ones, as weights are, have left the caches since."""
+    """A tensor argument of an operation; ``kept`` ones, such as weights, are no longer in the caches."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -46,19 +46,19 @@ class _Given(NamedTuple):
 
     @property
     def span(self) -> int:
-        """How many elements lie between its first and its last."""
+        """The number of elements between its first and its last."""
         if 0 in self.shape:
             return 0
         return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
     def made(self) -> Tensor:
-        """One like it, with numbers that no function refuses."""
+        """Create one like it, with values that every function accepts."""
         tensor = torch.empty(self.span, dtype=self.dtype, device="cpu").uniform_(0.1, 1.0)
         return tensor.as_strided(self.shape, self.stride).requires_grad_(self.requires_grad)
 
 
 class _Operation(NamedTuple):
-    """What makes two calls take the same time."""
+    """Identifies calls that take the same time."""
 
     func: torch._ops.OpOverload
     leaves: tuple[Any, ...]
@@ -78,7 +78,7 @@ class _Tried(NamedTuple):
 
 @dataclass
 class _Noted:
-    """An operation with its estimates, where it is called, and what it needs for a trial."""
+    """An operation with its estimates, where it is called, and what a trial needs."""
 
     estimate: OperationCost
     bytes: int
@@ -95,7 +95,7 @@ class _Noted:
 
     @property
     def seconds(self) -> _Tried:
-        """The quickest of its trials, but for the first."""
+        """The fastest of its trials, except the first."""
         return _Tried(*map(min, zip(*self.trials[1:], strict=True)))
 
 
@@ -106,14 +106,14 @@ class OperationTrials:
         is_parameter: whether a tensor is a parameter, or a view of one.
 
     Attributes:
-        draws: random numbers were drawn, so that results depend on where modules are.
+        draws: whether random numbers were drawn, so that results depend on where modules are.
     """
 
     def __init__(self, is_parameter: Callable[[Tensor], bool]) -> None:
         self.draws = False
         self._is_parameter = is_parameter
         self._noted: dict[_Operation, _Noted] = {}
-        self._others: list[tuple[int, OperationCost]] = []  # that cannot be tried, by unit
+        self._others: list[tuple[int, OperationCost]] = []  # those that cannot be tried, by unit
 
     def note(
         self,
@@ -126,7 +126,7 @@ class OperationTrials:
         *,
         differentiated: bool,
     ) -> None:
-        """An operation has run in ``unit``."""
+        """Note an operation in ``unit``."""
         self.draws = self.draws or _draws(func, args, kwargs)
         if not estimate.forward_seconds:
             return
@@ -145,7 +145,7 @@ class OperationTrials:
 
     @property
     def are_needed(self) -> bool:
-        """Whether estimates are not to be trusted, because convolutions are much of the work."""
+        """Whether estimates cannot be trusted, because convolutions are much of the work."""
         work = convolutions = 0.0
         for operation, noted in self._noted.items():
             seconds = sum(noted.calls.values()) * _both(noted.estimate)
@@ -155,7 +155,7 @@ class OperationTrials:
         return convolutions > CONVOLUTIONS * work
 
     def seconds(self, most_bytes: float) -> UnitSeconds | None:
-        """Try all that need no more than ``most_bytes``; others count as estimated, at this machine's pace.
+        """Try all that need at most ``most_bytes``; others count as estimated, at this machine's pace.
 
         Returns:
             Nothing if no operation could be tried.
@@ -197,12 +197,12 @@ class OperationTrials:
                         continue
                     try:
                         noted.trials.append(_trial(operation, noted.estimate, engine))
-                    except Exception:  # numbers that it does not take: it counts as estimated
+                    except Exception:  # it does not accept the data, and counts as estimated
                         noted.trials.clear()
                         noted.is_refused = True
 
     def _pace(self, tried: Mapping[_Operation, _Tried]) -> float:
-        """What this machine takes for what is estimated to take a second."""
+        """Return how long this machine takes for one estimated second."""
         taken = estimated = 0.0
         for operation, seconds in tried.items():
             noted = self._noted[operation]
@@ -214,7 +214,7 @@ class OperationTrials:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Operations compute what they are given, and leave the state of random numbers as it was."""
+    """Make operations run as given, and restore the state of random numbers."""
     with (
         without_modes(),
         torch.inference_mode(False),
@@ -225,11 +225,11 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _trial(operation: _Operation, estimate: OperationCost, engine: _Engine) -> _Tried:
-    """Run an operation once, and its backward if it has one."""
+    """Run an operation once, and its backward, if any."""
     made = [leaf.made() if isinstance(leaf, _Given) else leaf for leaf in operation.leaves]
     now = engine.stopwatch.now
     with torch.set_grad_enabled(operation.differentiated):
-        # what is written in place must be no leaf of the graph
+        # what is written in place must not be a leaf
         writes = operation.func._schema.is_mutable
         given = [leaf.clone() if writes and isinstance(leaf, Tensor) else leaf for leaf in made]
         _read(given, operation.leaves)
@@ -241,18 +241,18 @@ def _trial(operation: _Operation, estimate: OperationCost, engine: _Engine) -> _
         return _Tried(forward, 0.0)
     roots = [leaf for leaf in _tensors(out) if leaf.requires_grad][:1]
     inputs = [leaf for leaf in made if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not (roots and inputs):  # inside a function that has a backward of its own
+    if not (roots and inputs):  # inside a function with its own backward
         return _Tried(forward, forward * estimate.backward_seconds / estimate.forward_seconds)
     backward = engine.seconds(roots, inputs, [torch.ones_like(roots[0])])
     return _Tried(forward, backward)
 
 
 class _Engine:
-    """Times backwards of single operations; to begin one takes time that a step takes only once.
+    """Times backwards of single operations; starting one takes time that a step needs only once.
 
     Attributes:
-        stopwatch: for forwards also.
-        to_call: what it takes to call an operation from here, which a step has no need of.
+        stopwatch: also for forwards.
+        to_call: the cost of calling an operation from here, which a step does not have.
     """
 
     def __init__(self) -> None:
@@ -263,8 +263,8 @@ class _Engine:
         self.to_call = statistics.median(self._call_of_nothing() for _ in range(NOTHINGS))
 
     def seconds(self, roots: list[Tensor], inputs: list[Tensor], gradients: list[Tensor]) -> float:
-        """What the nodes between ``roots`` and ``inputs`` take."""
-        self._of_nothing()  # so that the engine's own code is in the caches
+        """Return the time of the nodes between ``roots`` and ``inputs``."""
+        self._of_nothing()  # brings the engine's own code into the caches
         return max(0.0, self._taken(roots, inputs, gradients) - self._to_begin)
 
     def _call_of_nothing(self) -> float:
@@ -283,7 +283,7 @@ class _Engine:
 
 
 def _draws(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operation draws random numbers: fused attention may, but none for a dropout of nothing."""
+    """Whether an operation draws random numbers; fused attention does only with a nonzero dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for place, argument in enumerate(func._schema.arguments):
@@ -294,7 +294,7 @@ def _draws(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str
 
 
 def _read(given: Sequence[Any], leaves: Sequence[Any]) -> None:
-    """What was computed just before lies in the caches; weights do not."""
+    """Read what was just computed, and so would be in the caches, unlike weights."""
     with torch.no_grad():
         for tensor, leaf in zip(given, leaves, strict=True):
             if isinstance(leaf, _Given) and not leaf.kept:
@@ -302,7 +302,7 @@ def _read(given: Sequence[Any], leaves: Sequence[Any]) -> None:
 
 
 def _can_be_made(leaf: Any) -> bool:
-    """Whether an argument can be made up: whole numbers may be looked up somewhere, where they must fit."""
+    """Whether an argument can be made up; integers may be indices, which must be valid."""
     if isinstance(leaf, Tensor):
         return leaf.dtype.is_floating_point and leaf.layout is torch.strided and leaf.device.type == "cpu"
     return not isinstance(leaf, torch.Generator | torch.UntypedStorage | torch.SymInt)

@@ -1,7 +1,7 @@
-"""What carries tensors between the stages of a job: shared memory, or the network between their hosts.
+"""The links between the stages of a job: shared memory, or the network between their hosts.
 
-What is measured of a network is different whenever a job starts, and another plan gives sums other bits. So
-plans go by what is given of it, and by usual speeds where nothing is.
+Measurements of a network differ from start to start, and a different plan changes the bits of sums. So plans
+use the given speeds, or else typical ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["links_of_job", "stage_links"]
 
 
 def links_of_job(cfg: Config, partitions: int) -> Links:
-    """Between the stages of this job, if it had so many; on one host where its ranks have not met."""
+    """Return the links between so many stages of this job; on one host if its ranks have not met."""
     locality = known_locality()
     if locality is None or not locality.hosts:
         return Links()
@@ -33,11 +33,11 @@ def links_of_job(cfg: Config, partitions: int) -> Links:
 
 
 def stage_links(placed: HostGrid, given: Mapping[str, float]) -> Links:
-    """Between the stages of ranks that are placed like this.
+    """Return the links between the stages of ranks placed like this.
 
     Args:
-        placed: what each rank does, and where.
-        given: of the network, by the fields of ``Cluster``.
+        placed: the position and the host of each rank.
+        given: known properties of the network, by the fields of ``Cluster``.
     """
     hosts = len(set(placed.hosts))
     if hosts == 1:

@@ -1,9 +1,9 @@
-"""What every unit of a model takes in a real step, forward and backward.
+"""The time of every unit of a model in a real step, forward and backward.
 
-Forward, modules tell where the run is. Backward, every node of the autograd graph belongs to the unit in
-which it was made, as its sequence number tells; a node that adds up a parameter's gradient, to that of the
-node before it. What passes between two nodes is the first one's. Watching takes time itself, and much beside
-small operations: what that is for a call and for a node is measured, and taken off.
+In forward, modules show where the run is. In backward, every node of the autograd graph belongs to the unit
+in which it was created, which its sequence number shows; a gradient accumulator belongs to the unit of the
+node before it. The time between two nodes counts for the first. Watching itself takes time, much compared to
+small operations; its cost per call and per node is measured and subtracted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from opensmd.modelparallel.dry_run.timing.clock import Clock, UnitSeconds
 
 __all__ = ["StepClock", "Watching", "losses_in", "watching_seconds"]
 
-# calls, and nodes, that are watched to learn what that takes, and how often
+# the number of calls and nodes watched to measure that cost, and how often
 _WATCHED = 128
 _ROUNDS = 9
 
 
 class Watching(NamedTuple):
-    """What it takes to watch the call of a module, and the backward of a node."""
+    """The cost of watching the call of a module, and the backward of a node."""
 
     call: float
     node: float
@@ -42,8 +42,8 @@ class StepClock(Clock):
 
     Attributes:
         backward: seconds by unit.
-        calls_of: how many calls began in each unit.
-        nodes_of: of how many nodes the backward ran, by unit.
+        calls_of: the number of calls started in each unit.
+        nodes_of: the number of nodes whose backward ran, by unit.
         went_backward: whether there was a backward.
     """
 
@@ -54,7 +54,7 @@ class StepClock(Clock):
         self.nodes_of: dict[int, int] = defaultdict(int)
         self.went_backward = False
         self._numbers = [0]  # the first sequence number from which on ...
-        self._units = [-1]  # ... this unit makes the nodes
+        self._units = [-1]  # ... this unit creates the nodes
 
     def _tick(self) -> None:
         super()._tick()
@@ -72,7 +72,7 @@ class StepClock(Clock):
         return sum(self.seconds.values()) + sum(self.backward.values())
 
     def rest(self) -> None:
-        """What comes now is no part of the step, but for backwards."""
+        """Note that from now on only backwards are part of the step."""
         self._tick()
         self.current = -1
 
@@ -83,10 +83,10 @@ class StepClock(Clock):
         kwargs: dict[str, Any],
         around: contextlib.AbstractContextManager[None] | None = None,
     ) -> None:
-        """``plain(*args, **kwargs)``, a backward in the middle of the step or at its end.
+        """Run ``plain(*args, **kwargs)``, a backward within the step or at its end.
 
         Args:
-            around: what it runs in, whose own seconds do not count.
+            around: a context for it, whose own time does not count.
         """
         self._tick()
         position, self.current, self.went_backward = self.current, -1, True
@@ -105,7 +105,7 @@ class StepClock(Clock):
             self.current, self._since = position, self.now()
 
     def backward_of(self, module: nn.Module) -> Callable[..., None]:
-        """As :meth:`run_backward`, for the parameters of ``module`` alone, which keep no gradients."""
+        """Like :meth:`run_backward`, but only for the parameters of ``module``, which keep no gradients."""
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
         def run(plain: Callable[..., None], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ class StepClock(Clock):
         return run
 
     def taken(self, watching: Watching) -> UnitSeconds:
-        """The seconds of each unit without those of ``watching``; no backward where none ran."""
+        """Return the seconds of each unit minus those for ``watching``; without backward if none ran."""
         forward = _less(self.seconds, self.calls_of, watching.call)
         if not self.went_backward:
             return UnitSeconds(forward, None)
@@ -145,14 +145,14 @@ class StepClock(Clock):
 
 
 def losses_in(result: Any) -> Sequence[Tensor]:
-    """What a step has returned that its caller may go backward from: its loss, the first of several."""
+    """Return what a step's caller may run backward from: its loss, or the first of several."""
     leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.requires_grad]
     return [leaf for leaf in leaves if leaf.numel() == 1][:1]
 
 
 @contextlib.contextmanager
 def _gradients_dropped(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """No parameter keeps the gradient that a backward gives it: memory for one at a time is enough."""
+    """Drop each gradient as soon as a backward produces it, so that memory for one is enough."""
 
     def drop(parameter: Tensor) -> None:
         parameter.grad = None
@@ -173,9 +173,9 @@ def _less(seconds: Mapping[int, float], counts: Mapping[int, int], each: float) 
 
 
 @torch.inference_mode(False)
-@torch.enable_grad()  # whatever the mode of the step that is timed
+@torch.enable_grad()  # whatever the mode of the timed step
 def watching_seconds() -> Watching:
-    """What it takes to watch calls that do nothing, and nodes that do nothing beyond what they take alone."""
+    """Measure the cost of watching calls that do nothing, and nodes that do nothing."""
     calls = nn.Sequential(*[nn.Identity() for _ in range(_WATCHED)])
     seconds, with_hooks, alone = [], [], []
     for _ in range(_ROUNDS):
@@ -197,7 +197,7 @@ def watching_seconds() -> Watching:
 
 
 class _Views(nn.Module):
-    """Makes nodes that do nothing."""
+    """Creates nodes that do nothing."""
 
     def forward(self) -> Tensor:
         value = torch.ones((), device="cpu", requires_grad=True)

@@ -1,4 +1,4 @@
-"""Time of a thread without its waits for a core: a busy machine does not make a slow model."""
+"""A thread's time without its waits for a core, because a busy machine does not make a model slow."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 
 __all__ = ["Stopwatch"]
 
-_ACCOUNT = "/proc/thread-self/schedstat"  # of Linux: nanoseconds run, nanoseconds waited for a core, turns
+_ACCOUNT = "/proc/thread-self/schedstat"  # Linux: nanoseconds running, nanoseconds waiting for a core, turns
 
 
 class Stopwatch:
-    """Seconds of the thread that makes it; all seconds where the kernel does not tell them apart."""
+    """Seconds of the creating thread; including waits if the kernel does not separate them."""
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -24,13 +24,13 @@ class Stopwatch:
             os.close(self._file)
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Return seconds since an arbitrary moment."""
         if self._file is None:
             return time.perf_counter()
         waited = _waited(self._file)
         while True:
             moment = time.perf_counter()
-            # A wait between the two looks is in one of them alone: time would leap ahead, and then back.
+            # A wait between the two readings is in only one of them: time would jump ahead, and then back.
             before, waited = waited, _waited(self._file)
             if waited == before:
                 return moment - waited * 1e-9

@@ -1,9 +1,9 @@
-"""Work that estimates from shapes cannot see, as far as the dry run can suspect it.
+"""Detecting work that estimates from shapes miss, as far as the dry run can suspect it.
 
-Under fake tensors a custom operation computes nothing, an extension's kernel looks like any other call,
-and sleeping or looping in Python costs no operation at all. Two signs are left: functions and operations that
-are not torch's own, and time that passes between operations. Where there is such a sign, the step is timed
-for real (see :mod:`..measuring`), and what was measured counts if it is far off the estimate.
+Under fake tensors, a custom operation computes nothing, an extension's kernel looks like any other call, and
+sleeping or looping in Python is not an operation at all. There are two signs: functions and operations that
+are not torch's own, and time that passes between operations. If there is such a sign, the step is timed for
+real (see :mod:`..measuring`), and the measurement counts if it is far off the estimate.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from opensmd.modelparallel.redirection._torch_internals import replaced_function
 
 __all__ = ["UnseenWork", "outweighs"]
 
-# Between two operations pass torch's own overhead and the model's Python: this much, also on a busy machine.
+# Torch's own overhead and the model's Python take this much between two operations, even on a busy machine.
 BETWEEN_OPERATIONS = 0.3e-3
-# Less than this, and less than this share of all estimated work, is no matter for a split.
+# Less than this, and less than this share of all estimated work, does not matter for a split.
 LEAST_SECONDS = 2e-3
 LEAST_SHARE = 0.05
-# How far a clock must be from an estimate to be believed: rates of machines differ, and their calm.
+# How far a measurement must be from an estimate to count, because machines differ in speed and load.
 TIMES_ESTIMATE = 3.0
 
 _OF_TORCH = frozenset({"aten", "prims", "prim", "_c10d_functional", "mkldnn", "quantized", "profiler"})
@@ -36,11 +36,11 @@ class UnseenWork:
     """Watches for signs of it in a run.
 
     Args:
-        unit: the unit in which the run is now.
+        unit: returns the current unit of the run.
         now: a clock.
 
     Attributes:
-        differentiates: an autograd function that gradients go through runs now. Torch sees none of the
+        differentiates: whether an autograd function with gradients is running. Torch sees none of the
             operations in it as differentiable.
     """
 
@@ -53,19 +53,19 @@ class UnseenWork:
         self._in_operations: dict[int, float] = defaultdict(float)
 
     def operation(self, func: torch._ops.OpOverload, unit: int, since: float) -> None:
-        """An operation of ``unit`` has been dealt with, that came at ``since``."""
+        """Note that an operation of ``unit``, which came at ``since``, has been processed."""
         self._operations[unit] += 1
         if func.namespace not in _OF_TORCH and func.overloadpacket not in flop_registry:
             self._suspected.add(unit)
         self._in_operations[unit] += self._now() - since
 
     def looked_on(self, unit: int, since: float) -> None:
-        """Whoever watches ``unit`` has taken the time from ``since`` on."""
+        """Note that watching ``unit`` has taken the time since ``since``."""
         self._in_operations[unit] += self._now() - since
 
     @contextlib.contextmanager
     def watching_functions(self) -> Iterator[None]:
-        """See calls of ``torch.autograd.Function``, which dispatch modes do not."""
+        """Detect calls of ``torch.autograd.Function``, which dispatch modes do not see."""
 
         def apply(original: Any, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             around = self.differentiates
@@ -88,7 +88,7 @@ class UnseenWork:
             yield
 
     def units(self, passed: Mapping[int, float], estimated: Mapping[int, float]) -> set[int]:
-        """The units whose estimate may be wrong.
+        """Return the units whose estimates may be wrong.
 
         Args:
             passed: seconds of this run, by unit.
@@ -104,5 +104,5 @@ class UnseenWork:
 
 
 def outweighs(measured: float, estimated: float) -> bool:
-    """Whether a unit's measured seconds say that its estimate has missed something."""
+    """Whether a unit's measured seconds show that its estimate has missed something."""
     return measured > TIMES_ESTIMATE * estimated + LEAST_SECONDS / 2

@@ -1,4 +1,4 @@
-"""Hugging Face's causal language models as distributed transformers that are called like the originals."""
+"""Hugging Face's causal language models as distributed transformers with the originals' interface."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from opensmd.modelparallel.tensor_parallel.whole_values import made_of
 
 __all__ = ["DistributedCausalLM", "language_model", "settings_of", "settings_of_gpt"]
 
-# What a call may say; of everything else, that it is not asked for.
+# The supported arguments of a call; all others must be unset.
 _TAKEN = frozenset(
     {"input_ids", "attention_mask", "position_ids", "labels", "use_cache", "return_dict", "cache_position"}
 )
 
 
 class DistributedCausalLM(DistributedTransformerLMHead):
-    """A distributed language model with the call and the results of a Hugging Face one.
+    """A distributed language model with the arguments and results of a Hugging Face one.
 
     Args:
         config: Hugging Face's.
-        order: names of the original's arguments.
-        settings: of :class:`DistributedTransformerLMHead`.
+        order: the names of the original's arguments.
+        settings: those of :class:`DistributedTransformerLMHead`.
     """
 
     def __init__(self, config: Any, order: tuple[str, ...], **settings: Any) -> None:
@@ -39,13 +39,13 @@ class DistributedCausalLM(DistributedTransformerLMHead):
         self.has_positions = self.position_embedding is not None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the original's, for ``input_ids``, ``attention_mask``, ``position_ids`` and ``labels``.
+        """Run like the original, for ``input_ids``, ``attention_mask``, ``position_ids`` and ``labels``.
 
         ``logits`` are None in training with labels, unless the model was created with ``gather_logits=True``;
-        the mean of the loss is over this rank's words.
+        the loss is the mean over this rank's words.
 
         Raises:
-            ValueError: an argument or an output is asked for that the distributed model does not have.
+            ValueError: an argument or output is requested that the distributed model does not have.
         """
         given = {**dict(zip(self._order, args, strict=False)), **kwargs}
         refused = [name for name, value in given.items() if name not in _TAKEN and _is_asked_for(value)]
@@ -70,7 +70,7 @@ class DistributedCausalLM(DistributedTransformerLMHead):
         return self._as_original(output, labels is not None)
 
     def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused.
+        """Refuse generation.
 
         Raises:
             SMPUnsupportedError: always.
@@ -85,7 +85,7 @@ class DistributedCausalLM(DistributedTransformerLMHead):
         return type(self.config).__name__.removesuffix("Config")
 
     def _makes_cache(self, asked: bool | None) -> bool:
-        """Whether the original would; it then takes positions for those of one sequence."""
+        """Whether the original would create a cache; it then takes positions for those of one sequence."""
         return bool(self.config.use_cache if asked is None else asked)
 
     def _as_original(self, output: Any, has_loss: bool) -> Any:
@@ -98,13 +98,13 @@ class DistributedCausalLM(DistributedTransformerLMHead):
 
 
 def _within_sequences(positions: Tensor) -> Tensor:
-    """A mask (True is seen) of several texts in one row, which begin where positions do not go on."""
+    """Return a mask (True is seen) for several texts in a row, which start where positions jump."""
     text = (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
     return (text.unsqueeze(-1) == text.unsqueeze(-2)).unsqueeze(1)
 
 
 def _is_asked_for(value: Any) -> bool:
-    """Whether an argument has a value other than those that mean nothing: None, False and 0."""
+    """Whether an argument is set, that is, not None, False or 0."""
     return isinstance(value, Tensor) or not (value is None or value is False or value == 0)
 
 
@@ -114,18 +114,18 @@ def language_model(
     family: Family,
     settings: Callable[[Any], dict[str, Any]],
 ) -> nn.Module:
-    """The distributed counterpart of a Hugging Face model, with its values.
+    """Return the distributed counterpart of a Hugging Face model, with its values.
 
     Args:
-        config: of ``smp.tensor_parallelism``.
-        settings: makes the distributed model's arguments of Hugging Face's configuration.
+        config: that of ``smp.tensor_parallelism``.
+        settings: makes the distributed model's arguments from Hugging Face's configuration.
 
     Raises:
-        ValueError: the model is of a kind that cannot be distributed.
+        ValueError: this kind of model cannot be distributed.
     """
     theirs: Any = module.config
     own = settings(theirs)
-    own |= {name: value for name, value in config.items() if name != "vocab_parallel"}  # for embeddings alone
+    own |= {name: value for name, value in config.items() if name != "vocab_parallel"}  # only for embeddings
     head = getattr(module, "lm_head", None)
     own |= {"add_lm_head": head is not None}
     if head is not None:
@@ -139,7 +139,7 @@ def language_model(
 
 
 def settings_of_gpt(config: Any, **own: Any) -> dict[str, Any]:
-    """The settings of a configuration with GPT-2's names of sizes, and what is the model's ``own``."""
+    """Return the settings of a configuration with GPT-2's names of sizes, and the model's ``own``."""
     return settings_of(
         num_layers=config.n_layer,
         num_attention_heads=config.n_head,
@@ -159,7 +159,7 @@ def settings_of_gpt(config: Any, **own: Any) -> dict[str, Any]:
 
 
 def settings_of(**given: Any) -> dict[str, Any]:
-    """What all these models have in common."""
+    """Return the settings that all these models have in common."""
     return {"pre_layernorm": True, "post_layernorm": False, **given}
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's switch for activation checkpoints, for the layers that have taken the places of theirs."""
+"""Hugging Face's switch for activation checkpoints, for distributed layers that replaced theirs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ __all__ = ["keep_checkpointing"]
 
 
 def keep_checkpointing(original: nn.Module, layers: nn.Sequential) -> None:
-    """Checkpoint distributed layers if ``gradient_checkpointing_enable`` had been called on the original."""
+    """Checkpoint distributed layers if ``gradient_checkpointing_enable`` was called on the original."""
     if any(getattr(each, "gradient_checkpointing", False) for each in original.modules()):
         set_activation_checkpointing(layers, pack_args_as_tuple=True)

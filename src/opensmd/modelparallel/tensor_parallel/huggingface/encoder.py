@@ -1,7 +1,6 @@
-"""BERT's and RoBERTa's encoders as distributed transformers that are called like the originals.
+"""BERT's and RoBERTa's encoders as distributed transformers with the originals' interface.
 
-Embeddings, poolers and heads around them stay Hugging Face's own, so that every model of these families
-works.
+Embeddings, poolers and heads around them remain Hugging Face's own, so every model of these families works.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ FAMILY = Family(
 
 
 class DistributedEncoder(DistributedTransformer):
-    """A distributed stack with the call and the results of a Hugging Face encoder.
+    """A distributed stack with the arguments and results of a Hugging Face encoder.
 
     Args:
         config: Hugging Face's.
-        settings: of :class:`DistributedTransformer`.
+        settings: those of :class:`DistributedTransformer`.
     """
 
     def __init__(self, config: Any, **settings: Any) -> None:
@@ -53,10 +52,10 @@ class DistributedEncoder(DistributedTransformer):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As the original's, without caches and other states.
+        """Run like the original, without caches and cross attention.
 
         Raises:
-            ValueError: they are asked for.
+            ValueError: these are requested.
         """
         from transformers import modeling_outputs
 
@@ -76,9 +75,10 @@ class DistributedEncoder(DistributedTransformer):
         return modeling_outputs.BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
 
     def _mask(self, given: Tensor | None, hidden: Tensor) -> Tensor | None:
-        """A mask of four axes; the original gives its flash attention one of two, in which 1 is seen."""
+        """Return a mask of four axes; the original gives flash attention one of two, in which 1 is seen."""
         if given is None and self.scales_batch:
-            # It makes none where nothing is padded, but other ranks may have one, and all are gathered.
+            # The original makes none if nothing is padded, but other ranks may have one, and all are
+            # gathered.
             batch, words = hidden.shape[:2]
             return torch.ones(batch, 1, words, words, dtype=torch.bool, device=hidden.device)
         if given is not None and given.dim() == 2:
@@ -87,10 +87,10 @@ class DistributedEncoder(DistributedTransformer):
 
 
 def encoder(module: nn.Module, config: dict[str, Any]) -> nn.Module:
-    """The distributed counterpart of a ``BertEncoder`` or ``RobertaEncoder``, with its values.
+    """Return the distributed counterpart of a ``BertEncoder`` or ``RobertaEncoder``, with its values.
 
     Raises:
-        ValueError: it is a decoder's, or has sizes that the ranks do not divide.
+        ValueError: it is a decoder's, or has sizes that the number of ranks does not divide.
     """
     theirs: Any = module.config
     if theirs.is_decoder or theirs.add_cross_attention:
@@ -108,7 +108,7 @@ def encoder(module: nn.Module, config: dict[str, Any]) -> nn.Module:
         "activation": theirs.hidden_act,
         "layernorm_epsilon": theirs.layer_norm_eps,
         "initializer_range": theirs.initializer_range,
-        # what is for embeddings and language models alone is left out
+        # leaves out what is only for embeddings and language models
         **{name: value for name, value in config.items() if name not in ("vocab_parallel", "gather_logits")},
     }
     values = from_huggingface(FAMILY, dict(module.named_parameters()))

@@ -34,10 +34,10 @@ FAMILY = Family(
 
 
 def distributed(module: nn.Module, config: dict[str, Any]) -> nn.Module:
-    """The distributed counterpart of a ``GPT2LMHeadModel`` or ``GPT2Model``.
+    """Return the distributed counterpart of a ``GPT2LMHeadModel`` or ``GPT2Model``.
 
     Raises:
-        ValueError: it has cross attention, or sizes that the ranks do not divide.
+        ValueError: it has cross attention, or sizes that the number of ranks does not divide.
     """
     return language_model(module, config, FAMILY, _settings)
 

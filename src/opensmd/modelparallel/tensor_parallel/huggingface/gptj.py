@@ -32,10 +32,10 @@ FAMILY = Family(
 
 
 def distributed(module: nn.Module, config: dict[str, Any]) -> nn.Module:
-    """The distributed counterpart of a ``GPTJForCausalLM`` or ``GPTJModel``.
+    """Return the distributed counterpart of a ``GPTJForCausalLM`` or ``GPTJModel``.
 
     Raises:
-        ValueError: sizes that the ranks do not divide.
+        ValueError: sizes that the number of ranks does not divide.
     """
     return language_model(module, config, FAMILY, _settings)
 

@@ -33,10 +33,10 @@ FAMILY = Family(
 
 
 def distributed(module: nn.Module, config: dict[str, Any]) -> nn.Module:
-    """The distributed counterpart of a ``GPTNeoForCausalLM`` or ``GPTNeoModel``.
+    """Return the distributed counterpart of a ``GPTNeoForCausalLM`` or ``GPTNeoModel``.
 
     Raises:
-        ValueError: sizes that the ranks do not divide.
+        ValueError: sizes that the number of ranks does not divide.
     """
     return language_model(module, config, FAMILY, _settings)
 

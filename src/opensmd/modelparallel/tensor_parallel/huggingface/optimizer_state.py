@@ -1,7 +1,7 @@
-"""An optimizer's whole state dict between the parameters of a distributed model and those of the original.
+"""Translating an optimizer's whole state dict between a distributed model's parameters and the original's.
 
-Tensors of a parameter's state that have its shape are translated as the parameter is; everything else, such
-as counts of steps, is copied. Numbers go through names. Pure.
+State tensors with a parameter's shape are translated like the parameter; everything else, such as step
+counts, is copied. Numbers are matched through names. Pure.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from opensmd.modelparallel.tensor_parallel.huggingface.originals import (
 __all__ = ["fitting_state", "original_state"]
 
 NAMES = "param_names"  # torch's key for them in a group
-WRAPPED = "module."  # before the names that a wrapper such as smp.DistributedModel gives
+WRAPPED = "module."  # the prefix of names from a wrapper such as smp.DistributedModel
 Entries = dict[str, dict[str, Any]]
 Translate = Callable[[nn.Module, Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """One of the two: names of each group, shapes as far as they tell it from the other."""
+    """One of the two layouts: names of each group, and shapes where they differ from the other's."""
 
     groups: list[list[str]]
     shapes: dict[str, torch.Size]
@@ -54,9 +54,9 @@ class _Layout:
 def original_state(
     module: nn.Module, given: Mapping[str, Any], groups: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
-    """The state dict that the same optimizer of the original model would have, with its parameters' names.
+    """Return the state dict that the original model's optimizer would have, with its parameters' names.
 
-    It stays as it is if it has tensors of other shapes than their parameters', such as Adafactor's.
+    It is unchanged if it has tensors of other shapes than their parameters', such as Adafactor's.
 
     Args:
         module: the distributed model.
@@ -74,13 +74,13 @@ def original_state(
 def fitting_state(
     module: nn.Module, given: Mapping[str, Any], groups: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
-    """A whole state dict for this model's parameters, whether it is of them or of the original's.
+    """Return a whole state dict for this model's parameters, given one for these or for the original's.
 
-    With parameters' names in its groups it may also have its parameters in other groups. What fits neither
-    way is left as it is.
+    With parameter names in its groups, its parameters may also be in other groups. What fits neither way is
+    unchanged.
 
     Raises:
-        ValueError: it is of the original's parameters, and cannot be translated.
+        ValueError: it is for the original's parameters and cannot be translated.
     """
     here, there = _both_layouts(module, groups)
     if len(given["param_groups"]) != len(here.groups):
@@ -120,7 +120,7 @@ def _both_layouts(module: nn.Module, groups: Sequence[Sequence[str]]) -> tuple[_
 
 
 def _sources(module: nn.Module) -> dict[str, list[str]]:
-    """The original's parameters that each parameter here is made of; others have their own names."""
+    """Return the original parameters that each parameter is made of; others map to their own names."""
     return {
         place + name: [place + each for each in names]
         for place, original in originals_in(module).items()
@@ -149,7 +149,7 @@ def _require_shapes(entries: Entries, shapes: Mapping[str, torch.Size]) -> None:
 
 
 def _names_in(given: Mapping[str, Any], expected: Sequence[str]) -> list[str] | None:
-    """The names in a state dict's groups, if they are the expected ones in some order."""
+    """Return the names in a state dict's groups, if they are the expected ones in any order."""
     groups = given["param_groups"]
     if not all(len(group.get(NAMES) or ()) == len(group["params"]) for group in groups):
         return None
@@ -186,7 +186,7 @@ def _translated(
 def _numbered(
     given: Mapping[str, Any], entries: Entries, groups: list[list[str]], *, with_names: bool
 ) -> dict[str, Any]:
-    """A state dict like the given one, with these entries and groups."""
+    """Return a state dict like the given one, with these entries and groups."""
     numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
     made = []
     for group, names in zip(given["param_groups"], groups, strict=True):
@@ -199,7 +199,7 @@ def _numbered(
 
 
 def _own_copy(value: Any) -> Any:
-    """For each of several parameters: a count that they had in common would be raised by all of them."""
+    """Copy a value for each of several parameters, because all would increment a shared count."""
     is_scalar = isinstance(value, torch.Tensor) and not _is_like_a_parameter(value)
     return value.clone() if is_scalar else value
 

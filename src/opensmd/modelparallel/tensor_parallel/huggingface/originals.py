@@ -1,7 +1,7 @@
-"""What Hugging Face's modules were called whose places distributed ones have taken, and their state dicts.
+"""The names of Hugging Face modules that distributed ones have replaced, and their state dicts.
 
-A distributed module may be the whole model or be in it, such as the body under a head of the script's own:
-names are translated below its place alone.
+A distributed module may be the whole model or a part, such as the body under the script's own head; names are
+translated only inside it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Shapes = dict[str, torch.Size]
 
 @dataclass(frozen=True)
 class Original:
-    """The module whose place a distributed one has taken.
+    """A module that a distributed one has replaced.
 
     Attributes:
-        to_original, to_distributed: translate entries of its state dict; they may be some of them.
-        shapes: of its parameters, in its order.
-        here: the distributed module's parameters: those of the original that each is made of, and its shape.
+        to_original, to_distributed: translate entries of its state dict, perhaps only some of them.
+        shapes: those of its parameters, in its order.
+        here: for each of the distributed module's parameters, the original ones it is made of, and its shape.
     """
 
     to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -46,10 +46,10 @@ class Original:
 
 
 def original_of(module: nn.Module, translations: Translations) -> Original:
-    """What there is to know of a module before it is replaced; nothing of it is kept.
+    """Describe a module before it is replaced, without keeping it alive.
 
     Raises:
-        ValueError: of parameters that become one, some are frozen and others are not.
+        ValueError: of parameters that become one, only some are frozen.
     """
     to_original, to_distributed = translations
     has_head = any(name.startswith("lm_head.") for name in module.state_dict())
@@ -70,12 +70,12 @@ def original_of(module: nn.Module, translations: Translations) -> Original:
 
 
 def note_original(made: nn.Module, original: Original) -> None:
-    """Let a distributed module remember it."""
+    """Store it in a distributed module."""
     made.__dict__[_ORIGINAL] = original
 
 
 def originals_in(module: nn.Module) -> dict[str, Original]:
-    """What distributed modules remember, by what is before their parameters' names."""
+    """Return what distributed modules have stored, by the prefix of their parameters' names."""
     return {
         f"{name}." if name else "": each.__dict__[_ORIGINAL]
         for name, each in module.named_modules()
@@ -84,17 +84,17 @@ def originals_in(module: nn.Module) -> dict[str, Original]:
 
 
 def as_original(module: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of a model's state dict with the names and shapes of the original model."""
+    """Convert entries of a model's state dict to the original model's names and shapes."""
     return _translated(module, entries, lambda original: original.to_original)
 
 
 def as_distributed(module: nn.Module, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of the original model's state dict with the names and shapes of the distributed one."""
+    """Convert entries of the original model's state dict to the distributed one's names and shapes."""
     return _translated(module, entries, lambda original: original.to_distributed)
 
 
 def parameters_of_original(module: nn.Module) -> Iterator[tuple[str, torch.Size]]:
-    """The names and shapes of the original model's parameters, in its order."""
+    """Return the names and shapes of the original model's parameters, in its order."""
     originals = originals_in(module)
     seen: set[str] = set()
     for name, parameter in module.named_parameters():

@@ -1,7 +1,7 @@
-"""State dicts between Hugging Face's names and shapes and those of distributed transformers; pure.
+"""Translating state dicts between Hugging Face's layout and that of distributed transformers; pure.
 
 Query, key and value are one parameter ``[3, out, in]`` in a distributed layer; Hugging Face has three, or one
-``[in, 3 * out]`` where it uses its Conv1D, whose weights are transposed. Names that no rule is about stay.
+``[in, 3 * out]`` in its Conv1D, whose weights are transposed. Names without a rule do not change.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ LAYERS = "seq_layers"
 
 @dataclass(frozen=True)
 class Family:
-    """How the models of one architecture are called.
+    """The names in the models of one architecture.
 
     Attributes:
         layers: Hugging Face's name of the list of layers.
-        modules: of a layer: its modules there and here.
-        fused: its module with query, key and value, if one has all.
-        separate: or those of query, key and value.
-        conv1d: its modules whose weights are transposed.
+        modules: a layer's modules, there and here.
+        fused: the module with query, key and value, if one has all.
+        separate: or the modules of query, key and value.
+        conv1d: the modules with transposed weights.
         outside: modules outside the layers, there (below ``body``) and here.
-        body: Hugging Face's name of what is under the head; empty for an encoder, which keeps what is before
+        body: Hugging Face's name of the part under the head; empty for an encoder, which keeps the prefix of
             its layers' name.
-        buffers: what old checkpoints have of a layer and models of today make themselves.
+        buffers: what old checkpoints have in a layer and current models create themselves.
     """
 
     layers: str
@@ -48,28 +48,28 @@ class Family:
 
 
 def translations_of(family: Family) -> Translations:
-    """The two functions that scripts call: to Hugging Face's names and shapes, and from them."""
+    """Return the two functions that scripts call: to Hugging Face's names and shapes, and from them."""
 
     def to_hf(
         state_dict: Mapping[str, Any], max_seq_len: int | None = None, *, has_head: bool | None = None
     ) -> dict[str, Any]:
-        """A distributed model's full state dict with Hugging Face's names and shapes.
+        """Convert a distributed model's full state dict to Hugging Face's names and shapes.
 
         Args:
-            max_seq_len: accepted; today's models make their causal masks themselves.
-            has_head: whether the model has a head, if these are some of its entries; None looks for it.
+            max_seq_len: accepted and ignored; current models create their causal masks themselves.
+            has_head: whether the model has a head, if these are only some entries; None looks for it.
         """
         return to_huggingface(family, state_dict, has_head=has_head)
 
     def from_hf(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """A Hugging Face model's state dict for a distributed one."""
+        """Convert a Hugging Face model's state dict for a distributed one."""
         return from_huggingface(family, state_dict)
 
     return to_hf, from_hf
 
 
 def from_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict in the distributed layout."""
+    """Convert a state dict to the distributed layout."""
     translated: dict[str, Any] = {}
     parts: dict[str, dict[int, Any]] = {}
     in_layer = re.compile(rf"(|.*\.){family.layers}\.(\d+)\.(.+)\.(\w+)")
@@ -101,10 +101,10 @@ def from_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str,
 def to_huggingface(
     family: Family, state_dict: Mapping[str, Any], *, has_head: bool | None = None
 ) -> dict[str, Any]:
-    """A state dict with Hugging Face's names.
+    """Convert a state dict to Hugging Face's names.
 
     Args:
-        has_head: whether the model has a head, if these are some of its entries; None looks for it in them.
+        has_head: whether the model has a head, if these are only some entries; None looks for it in them.
     """
     translated: dict[str, Any] = {}
     there = {here: module for module, here in family.modules.items()}
@@ -135,12 +135,12 @@ def to_huggingface(
 
 
 def _turned(family: Family, module: str, kind: str, value: Any) -> Any:
-    """A tensor of ``module`` between the libraries: one of them has weights of Conv1D the other way round."""
+    """Transpose a tensor of ``module`` if it is a Conv1D's weight, which one of the libraries transposes."""
     return value.t() if kind == "weight" and module in family.conv1d else value
 
 
 def _prefix_here(family: Family, prefix: str) -> str:
-    """What is before ``seq_layers``: a language model's transformer, or what is around an encoder."""
+    """Return the prefix of ``seq_layers``: a language model's transformer, or what is around an encoder."""
     return "transformer." if family.body else prefix
 
 

@@ -1,4 +1,4 @@
-"""Layers whose parameters the tensor-parallel ranks share, and the loss of a split vocabulary.
+"""Layers with parameters split over the tensor-parallel ranks, and the loss of a split vocabulary.
 
-Begin with ``linear``. Imports the folder above, and none beside.
+Begin with ``linear``. Imports the parent folder, but no sibling.
 """

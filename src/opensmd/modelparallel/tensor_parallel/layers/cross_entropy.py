@@ -1,4 +1,4 @@
-"""Cross entropy of logits that are split over the vocabulary: three numbers a word travel, no logits."""
+"""Cross entropy of logits split over the vocabulary: three numbers per word travel, no logits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class VocabularyCrossEntropy(nn.Module):
     """The loss of each word, given this rank's logits.
 
     Args:
-        vocab_size: of the whole vocabulary.
+        vocab_size: that of the whole vocabulary.
         ignore_index: words with this label have the loss 0.
     """
 
@@ -38,10 +38,10 @@ class VocabularyCrossEntropy(nn.Module):
 def vocabulary_cross_entropy(
     logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int = -100
 ) -> Tensor:
-    """``F.cross_entropy(..., reduction="none")`` of split logits, in float32; called on the whole group.
+    """Compute ``F.cross_entropy(..., reduction="none")`` of split logits, in float32; all ranks must call.
 
     Raises:
-        RuntimeError: a label is no word of the vocabulary.
+        RuntimeError: a label is not in the vocabulary.
     """
     if tensor_size() == 1:
         flat = F.cross_entropy(

@@ -21,12 +21,12 @@ __all__ = ["DistributedEmbedding", "VocabularyEmbedding"]
 
 
 class VocabularyEmbedding(ShardedModule):
-    """An embedding of which each rank has some rows; common indices, common output.
+    """An embedding in which each rank has some rows; common indices, common output.
 
     Args:
         num_embeddings, embedding_dim: of the whole embedding; any number of rows.
         padding_idx: this row gets no gradient.
-        std: of the first values.
+        std: that of the initial values.
     """
 
     weight: nn.Parameter
@@ -53,17 +53,17 @@ class DistributedEmbedding(DistributedModule):
     """``torch.nn.Embedding`` whose dimensions, or whose rows, are split over the tensor-parallel ranks.
 
     Args:
-        num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse: as
-            torch's, of the whole embedding.
-        _weight: the whole weight to begin with.
-        initializer_range: standard deviation of the first values otherwise.
+        num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse: as in
+            torch, for the whole embedding.
+        _weight: the initial whole weight.
+        initializer_range: standard deviation of the initial values otherwise.
         vocab_parallel: split the rows instead of the dimensions.
-        _skip_allgather: give the rank's own dimensions alone.
-        _skip_scatter_and_merge: give the output for the batches of all ranks.
+        _skip_allgather: return only the rank's own dimensions.
+        _skip_scatter_and_merge: return the output for the batches of all ranks.
 
     Raises:
-        ValueError: the ranks do not divide ``embedding_dim``; ``max_norm``, which needs whole rows, is asked
-            for although they are split; or gradients are sparse, and there are replicas.
+        ValueError: the number of ranks does not divide ``embedding_dim``; ``max_norm``, which needs whole
+            rows, is given although they are split; or gradients are sparse and there are replicas.
     """
 
     weight: nn.Parameter
@@ -131,7 +131,7 @@ class DistributedEmbedding(DistributedModule):
         return output.squeeze(0) if alone else output
 
     def extra_repr(self) -> str:
-        """Sizes of the whole embedding."""
+        """Return the sizes of the whole embedding."""
         return f"{self.num_embeddings}, {self.embedding_dim}, ranks={tensor_size()}"
 
 
@@ -147,7 +147,7 @@ def rows_of(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Look up rows of which each rank has those in ``rows``, and add the ranks' zeros and rows up.
+    """Look up rows, of which each rank has those in ``rows``, and add up the ranks' rows and zeros.
 
     Raises:
         RuntimeError: there is no such row on any rank.
@@ -161,7 +161,7 @@ def rows_of(
     own_padding = None
     if padding_idx is not None and start <= padding_idx < stop:
         own_padding = padding_idx - start
-    # The first two look at what is looked up; and the last ranks may have no rows.
+    # The first two depend on what is looked up; and the last ranks may have no rows.
     if max_norm is not None or scale_grad_by_freq or not weight.shape[0]:
         present = ~elsewhere
         rows_found = F.embedding((indices - start)[present], weight, own_padding, *options)

@@ -1,4 +1,4 @@
-"""Indices into something that is split: no rank may take one for another rank's that is nobody's."""
+"""Checking indices into something split: no rank may assume that an invalid one is another rank's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["require_within"]
 
 
 def require_within(indices: Tensor, size: int, what: str, *, besides: int | None = None) -> None:
-    """Check that indices are those of ``size`` entries, without waiting for a device that has them.
+    """Check that indices are within ``size`` entries, without waiting for their device.
 
     Args:
-        what: they are, for the error.
-        besides: a number that has a meaning of its own.
+        what: what they are, for the error.
+        besides: a number with a special meaning.
 
     Raises:
         RuntimeError: one is not; on an accelerator, its next operation raises.

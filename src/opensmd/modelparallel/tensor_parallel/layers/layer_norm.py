@@ -1,4 +1,4 @@
-"""``smp.nn.DistributedLayerNorm``: layer normalisation over features that are split over the ranks."""
+"""``smp.nn.DistributedLayerNorm``: layer normalisation over features split over the ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["DistributedLayerNorm"]
 
 
 class DistributedLayerNorm(DistributedModule):
-    """Layer normalisation of which each rank has a slice of the features.
+    """Layer normalisation in which each rank has a slice of the features.
 
     Args:
-        normalized_shape: number of all features; the number of ranks must divide it.
+        normalized_shape: the total number of features; the number of ranks must divide it.
         eps: added to the variance.
         elementwise_affine: learn a weight and a bias, split like the features.
 
     Raises:
-        ValueError: the ranks do not divide ``normalized_shape``.
+        ValueError: the number of ranks does not divide ``normalized_shape``.
     """
 
     weight: nn.Parameter | None

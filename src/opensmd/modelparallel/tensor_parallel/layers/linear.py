@@ -15,14 +15,14 @@ __all__ = ["ColumnLinear", "DistributedLinear", "RowLinear", "require_divisible"
 
 
 class ColumnLinear(ShardedModule):
-    """A linear layer of which each rank computes some outputs; common input, split output.
+    """A linear layer in which each rank computes some outputs; common input, split output.
 
     Args:
         in_features, out_features: of the whole layer.
         bias: add one.
-        layers: that many layers with the same input in one multiplication, such as query, key and value; the
-            weight then is ``[layers, out_features, in_features]`` and the output ``[..., layers, out]``.
-        std: initialise weights from a normal distribution; None as torch's Linear.
+        layers: the number of layers with the same input in one multiplication, such as query, key and value;
+            the weight is then ``[layers, out_features, in_features]`` and the output ``[..., layers, out]``.
+        std: initialise weights from a normal distribution; None for torch's initialisation.
     """
 
     weight: nn.Parameter
@@ -49,7 +49,7 @@ class ColumnLinear(ShardedModule):
             self.register_parameter("bias", None)
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[..., in_features]`` to this rank's outputs; several layers along the last axis but one."""
+        """Map ``[..., in_features]`` to this rank's outputs; several layers are the last axis but one."""
         weight, bias = self.weight, self.bias
         if self.layers is None:
             return F.linear(to_split(input), weight, bias)
@@ -59,12 +59,12 @@ class ColumnLinear(ShardedModule):
 
 
 class RowLinear(ShardedModule):
-    """A linear layer of which each rank multiplies some inputs; split input, common output.
+    """A linear layer in which each rank multiplies some inputs; split input, common output.
 
     Args:
         in_features, out_features: of the whole layer.
         bias: add one, after the sum.
-        std: initialise the weight from a normal distribution; None as torch's Linear.
+        std: initialise the weight from a normal distribution; None for torch's initialisation.
     """
 
     weight: nn.Parameter
@@ -79,7 +79,7 @@ class RowLinear(ShardedModule):
         self.bias = nn.Parameter(whole.bias.detach()) if bias else None
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[..., this rank's inputs]`` to ``[..., out_features]``."""
+        """Map ``[..., this rank's inputs]`` to ``[..., out_features]``."""
         output = summed_in_place(F.linear(input, self.weight))
         return output if self.bias is None else output + self.bias
 
@@ -93,7 +93,7 @@ class DistributedLinear(DistributedModule):
         bias: add one.
 
     Raises:
-        ValueError: the ranks do not divide ``in_features``.
+        ValueError: the number of ranks does not divide ``in_features``.
     """
 
     weight: nn.Parameter
@@ -108,7 +108,7 @@ class DistributedLinear(DistributedModule):
         self.bias = nn.Parameter(whole.bias.detach()) if bias else None
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``."""
+        """Map ``[..., in_features]`` to ``[..., out_features]``."""
         alone = input.dim() == 1  # without a batch
         own = own_slice(self.gather_batch(input.unsqueeze(0) if alone else input), -1)
         output = summed_in_place(F.linear(own, self.weight))
@@ -116,15 +116,15 @@ class DistributedLinear(DistributedModule):
         return output.squeeze(0) if alone else output
 
     def extra_repr(self) -> str:
-        """Sizes of the whole layer."""
+        """Return the sizes of the whole layer."""
         return f"in_features={self.in_features}, out_features={self.out_features}, ranks={tensor_size()}"
 
 
 def require_divisible(name: str, **sizes: int) -> None:
-    """Refuse sizes that the tensor-parallel ranks do not divide.
+    """Refuse sizes that the number of tensor-parallel ranks does not divide.
 
     Raises:
-        ValueError: naming them.
+        ValueError: there are any; the message names them.
     """
     ranks = tensor_size()
     wrong = [f"{size}={value}" for size, value in sizes.items() if value % ranks]
@@ -133,7 +133,7 @@ def require_divisible(name: str, **sizes: int) -> None:
 
 
 def _fresh(in_features: int, out_features: int, bias: bool, std: float | None) -> nn.Linear:
-    """A whole layer with its first values, which are the same for every number of ranks."""
+    """Return a whole layer with its initial values, which are the same for every number of ranks."""
     whole = nn.Linear(in_features, out_features, bias)
     if std is not None:
         nn.init.normal_(whole.weight, std=std)

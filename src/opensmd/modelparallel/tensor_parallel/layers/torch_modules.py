@@ -14,13 +14,13 @@ __all__ = ["distributed"]
 
 
 def distributed(module: nn.Module, config: dict[str, Any]) -> nn.Module:
-    """A :class:`DistributedLinear` or :class:`DistributedEmbedding` with the module's values.
+    """Return a :class:`DistributedLinear` or :class:`DistributedEmbedding` with the module's values.
 
     Args:
-        config: the context's; these modules take nothing of it but ``vocab_parallel``.
+        config: the context's, of which these modules use only ``vocab_parallel``.
 
     Raises:
-        ValueError: the ranks do not divide its sizes.
+        ValueError: the number of ranks does not divide its sizes.
     """
     values = dict(module.named_parameters())
     if isinstance(module, nn.Linear):

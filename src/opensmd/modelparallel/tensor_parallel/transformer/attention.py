@@ -26,16 +26,16 @@ class DistributedAttentionLayer(Block):
         attention_dropout_prob: of the probabilities; differs between tensor-parallel ranks.
         hidden_dropout_prob: of the output.
         layernorm_epsilon: of the normalisations.
-        initializer_range, use_normal_initialization: weights are drawn from a normal distribution if the
-            second says so, otherwise as torch's.
+        initializer_range, use_normal_initialization: whether and how weights are drawn from a normal
+            distribution; otherwise as in torch.
         cross_attention: attend to other states.
-        causal_mask_size: None: every word sees all; otherwise none sees later ones.
+        causal_mask_size: if None, every word sees all; otherwise none sees later ones.
         pre_layernorm, post_layernorm: normalise the input; normalise the sum with the residual.
         more: settings of :class:`LayerOptions`.
 
     Raises:
         TypeError: an unknown keyword.
-        ValueError: the ranks do not divide the heads.
+        ValueError: the number of ranks does not divide the heads.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class DistributedAttentionLayer(Block):
 
 
 def rotated(tensor: Tensor, dimensions: int) -> Tensor:
-    """Rotary positions, from 0, on the first ``dimensions`` of each head, in pairs of neighbours."""
+    """Apply rotary positions, from 0, to the first ``dimensions`` of each head, in adjacent pairs."""
     words = torch.arange(tensor.shape[-2], device=tensor.device, dtype=torch.float32)
     exponent = torch.arange(0, dimensions, 2, device=tensor.device, dtype=torch.float32) / dimensions
     angles = torch.outer(words, 1.0 / 10000**exponent)
@@ -156,7 +156,7 @@ def _scale(options: LayerOptions) -> float:
 
 
 def _seen(mask: Tensor | None) -> Tensor | None:
-    """A mask as torch's attention takes it."""
+    """Convert a mask to the form for torch's attention."""
     return (mask == 0)[:, None, None, :] if mask is not None and mask.dim() == 2 else mask
 
 

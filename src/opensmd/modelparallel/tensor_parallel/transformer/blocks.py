@@ -1,4 +1,4 @@
-"""What the blocks of a distributed transformer have in common: batches at the border, residuals, norms."""
+"""The common parts of a distributed transformer's blocks: batches at the border, residuals, norms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Block", "add", "norm"]
 
 
 class Block(DistributedModule):
-    """A distributed module that is made of others, so that a pipeline may run it piece by piece."""
+    """A distributed module made of others, so that a pipeline may run it piece by piece."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Block(DistributedModule):
         self.batch_scatter = BatchScatter()
 
     def enter(self, inputs: Sequence[Any]) -> list[Any]:
-        """Inputs for the batches of all ranks; what has no batch (of one entry or axis) stays as it is."""
+        """Gather inputs for the batches of all ranks; what has no batch (one entry or axis) is unchanged."""
         if not self.scales_batch:
             return list(inputs)
         batch = inputs[0].shape[0]
@@ -39,7 +39,7 @@ class Block(DistributedModule):
         ]
 
     def leave(self, output: Tensor) -> Tensor:
-        """This rank's part of an output."""
+        """Return this rank's part of an output."""
         if not self.scales_batch:
             return output
         own: Tensor = self.batch_scatter(output)
@@ -47,12 +47,12 @@ class Block(DistributedModule):
 
 
 def norm(options: LayerOptions, *, wanted: bool) -> nn.LayerNorm | None:
-    """A layer normalisation, if ``wanted``."""
+    """Return a layer normalisation, if ``wanted``."""
     return nn.LayerNorm(options.hidden_size, eps=options.layernorm_epsilon) if wanted else None
 
 
 def add(residual: Tensor, output: Tensor, options: LayerOptions) -> Tensor:
-    """Their sum, in float32 if so set."""
+    """Return the sum, in float32 if configured."""
     if options.fp32_residual_addition:
         return (upcast(residual) + upcast(output)).to(output.dtype)
     return residual + output

@@ -1,4 +1,4 @@
-"""``smp.nn.FlashAttentionLayer`` and the attention of distributed layers, over torch's fused attention."""
+"""``smp.nn.FlashAttentionLayer`` and the attention of distributed layers, with torch's fused attention."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class FlashAttentionLayer(nn.Module):
     Args:
         attention_dropout_prob: dropout of the attention's probabilities.
         attention_head_size: needed with ``scale_attention_scores``, which divides scores by its root.
-        scale_attention_scores: see there.
-        scale_attn_by_layer_idx: divide scores by ``layer_idx + 1``, too.
-        layer_idx: which layer this is, from 0.
-        scale: multiply scores by this instead of the above.
-        triton_flash_attention: accepted; torch chooses its own kernel.
+        scale_attention_scores: see ``attention_head_size``.
+        scale_attn_by_layer_idx: also divide scores by ``layer_idx + 1``.
+        layer_idx: the layer's number, from 0.
+        scale: multiply scores by this instead.
+        triton_flash_attention: accepted and ignored; torch chooses its own kernel.
         use_alibi: add ``attn_mask`` (linear biases) to the scores.
 
     Raises:
@@ -72,7 +72,7 @@ class FlashAttentionLayer(nn.Module):
 
         Args:
             qkv: ``[batch, words, 3, heads, head size]``.
-            attn_mask: added to the scores, such as ``[batch, 1, 1, words]``; with ``use_alibi`` alone.
+            attn_mask: added to the scores, such as ``[batch, 1, 1, words]``; only with ``use_alibi``.
             causal: no word sees later ones.
 
         Returns:
@@ -96,13 +96,13 @@ class FlashAttentionLayer(nn.Module):
 
 
 class AttentionCore(nn.Module):
-    """What happens between the projections of a distributed attention layer, for this rank's heads.
+    """The part between the projections of a distributed attention layer, for this rank's heads.
 
     Args:
-        dropout: of the probabilities, which differs between tensor-parallel ranks.
-        scale: what scores are multiplied by.
+        dropout: that of the probabilities, which differs between tensor-parallel ranks.
+        scale: the factor for scores.
         causal: no word sees later ones.
-        window: with ``causal``, how many words one sees, itself included; None for all.
+        window: with ``causal``, how many words a word sees, including itself; None for all.
         in_fp32: compute in float32.
         alibi: add linear biases with this largest exponent; None for none.
     """
@@ -122,7 +122,7 @@ class AttentionCore(nn.Module):
         self.window, self.in_fp32, self.alibi = window, in_fp32, alibi
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """``[batch, heads, words, size]`` each; a mask is boolean (True is seen) or added to the scores."""
+        """Attend to ``[batch, heads, words, size]``; a mask is boolean (True is seen) or added."""
         dtype = query.dtype
         if self.in_fp32:
             query, key, value = upcast(query), upcast(key), upcast(value)
@@ -135,7 +135,7 @@ class AttentionCore(nn.Module):
         return output.to(dtype)
 
     def _bias(self, query: Tensor, key: Tensor, mask: Tensor | None) -> tuple[Tensor | None, bool]:
-        """What the scores get added or are masked with, and whether the kernel itself masks later words."""
+        """Return what is added to or masks the scores, and whether the kernel itself masks later words."""
         if mask is None and self.alibi is None and self.window is None:
             return None, self.causal
         words, seen_words = query.shape[-2], key.shape[-2]
@@ -167,9 +167,9 @@ class AttentionCore(nn.Module):
 
 
 def alibi_bias(heads: int, words: int, largest: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Linear biases of this rank's ``heads``: ``[heads, 1, words]``, rising towards the last word.
+    """Return linear biases of this rank's ``heads``: ``[heads, 1, words]``, rising towards the last word.
 
-    Softmax does not change when a constant is added to a row, so they need not depend on the query.
+    Adding a constant to a row does not change its softmax, so they need not depend on the query.
     """
     every = heads * tensor_size()
     first = heads * tensor_rank()

@@ -22,15 +22,15 @@ class DistributedTransformerLayer(Block):
         attention_dropout_prob, hidden_dropout_prob: dropout of probabilities and of outputs.
         activation: such as ``"gelu"``.
         layernorm_epsilon: of the normalisations.
-        initializer_range, use_normal_initialization: first values.
-        causal_mask_size: None: every word sees all; otherwise none sees later ones.
+        initializer_range, use_normal_initialization: the initial values.
+        causal_mask_size: if None, every word sees all; otherwise none sees later ones.
         add_cross_attention: a second attention, to other states.
         pre_layernorm, post_layernorm: where attention and output normalise; at least one of them.
         more: settings of :class:`LayerOptions`.
 
     Raises:
         TypeError: an unknown keyword.
-        ValueError: sizes that the ranks do not divide, or no normalisation.
+        ValueError: sizes that the number of ranks does not divide, or no normalisation.
     """
 
     def __init__(

@@ -35,18 +35,18 @@ class DistributedTransformerLMHead(Block):
         activation: such as ``"gelu"``.
         layernorm_epsilon: of the normalisations.
         num_token_types: 0 for none.
-        causal_mask_size: None: every word sees all; otherwise none sees later ones.
+        causal_mask_size: if None, every word sees all; otherwise none sees later ones.
         add_cross_attention: layers attend to other states, too.
-        add_lm_head: otherwise hidden states are the result.
-        initializer_range, use_normal_initialization: first values.
-        pre_layernorm: layers normalise their inputs, and one more normalisation is behind the last.
+        add_lm_head: if False, the result is the hidden states.
+        initializer_range, use_normal_initialization: the initial values.
+        pre_layernorm: layers normalise their inputs, and there is one more normalisation after the last.
         post_layernorm: layers normalise their outputs, and one more normalisation is on the embedding.
         distribute_embedding: split the vocabulary over the ranks (the default); the loss then needs no logits
-            of other ranks.
-        tie_weights: the head has the embedding's weight.
-        lm_head_bias: the head has a bias.
-        embedding_dropout_prob: of the embedding, if not ``hidden_dropout_prob``.
-        gather_logits: put the logits of all ranks together; None: unless a loss is computed in training.
+            from other ranks.
+        tie_weights: whether the head uses the embedding's weight.
+        lm_head_bias: whether the head has a bias.
+        embedding_dropout_prob: that of the embedding, if not ``hidden_dropout_prob``.
+        gather_logits: gather the logits of all ranks; None does so unless a loss is computed in training.
         more: settings of :class:`LayerOptions`, and ``window_sizes``.
 
     Raises:
@@ -107,7 +107,7 @@ class DistributedTransformerLMHead(Block):
             causal_mask_size=causal_mask_size,
             add_cross_attention=add_cross_attention,
             pre_layernorm=pre_layernorm,
-            post_layernorm=post_layernorm and not pre_layernorm,  # within a layer, one of both
+            post_layernorm=post_layernorm and not pre_layernorm,  # within a layer, only one of the two
             **more,
         )
         self.embedding_layernorm = norm(self.transformer.options, wanted=post_layernorm)
@@ -122,7 +122,7 @@ class DistributedTransformerLMHead(Block):
     def _embed(
         self, hidden_size: int, num_positions: int, num_token_types: int, *, std: float, split: bool
     ) -> None:
-        """Make the embeddings of words, and of what else there is."""
+        """Create the embeddings of words, and of positions and types, if any."""
         self.word_embedding = _embedding(self.vocab_size, hidden_size, std, split=split)
         self.position_embedding = _plain_embedding(num_positions, hidden_size, std) if num_positions else None
         self.token_type_embedding = (
@@ -130,9 +130,9 @@ class DistributedTransformerLMHead(Block):
         )
 
     def _add_head(self, head: _Head, *, tie_weights: bool) -> None:
-        """Take a head, with what turns its logits into a loss."""
+        """Add a head, with what turns its logits into a loss."""
         self.lm_head = head
-        self.gather_labels = BatchGather()  # apart from that of the inputs, which may be on another stage
+        self.gather_labels = BatchGather()  # separate from that of the inputs, which may be on another stage
         self.cross_entropy = _WordLoss(self.vocab_size, split=head.split)
         self.whole_logits = _WholeLogits(self.vocab_size) if head.split else None
         if tie_weights:
@@ -142,9 +142,9 @@ class DistributedTransformerLMHead(Block):
         """Run the model.
 
         Args:
-            inputs: one tuple, or as many arguments: ``(ids, mask, token types, positions, labels)``, with
+            inputs: one tuple, or separate arguments: ``(ids, mask, token types, positions, labels)``, with
                 cross attention ``(ids, mask, token types, positions, cross states, cross mask, labels)``;
-                what is missing or None is left out. A mask ``[batch, words]`` has 1 for what is masked.
+                missing ones and None are left out. A mask ``[batch, words]`` has 1 for what is masked.
 
         Returns:
             Hidden states without a head; logits without labels; otherwise ``(loss, logits)``, where logits
@@ -196,7 +196,7 @@ class DistributedTransformerLMHead(Block):
         return logits
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over this rank's words that count."""
+        """Return the mean over this rank's counted words."""
         every = self.gather_labels(labels) if self.scales_batch else labels
         own = labels
         if self.causal:
@@ -234,31 +234,31 @@ class _Head(ShardedModule):
             self.bias = nn.Parameter(whole.bias.detach())
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[..., hidden_size]`` to ``[..., words]``."""
+        """Map ``[..., hidden_size]`` to ``[..., words]``."""
         return F.linear(to_split(hidden) if self.split else hidden, self.weight, self.bias)
 
 
 class _WholeLogits(nn.Module):
-    """Puts the ranks' logits together."""
+    """Gathers the ranks' logits."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
 
     def forward(self, logits: Tensor) -> Tensor:
-        """``[..., this rank's words]`` to ``[..., vocab_size]``."""
+        """Map ``[..., this rank's words]`` to ``[..., vocab_size]``."""
         return gather(logits, -1, self.vocab_size)
 
 
 class _WordLoss(nn.Module):
-    """The loss of every word, of split or whole logits."""
+    """The loss of every word, from split or whole logits."""
 
     def __init__(self, vocab_size: int, *, split: bool) -> None:
         super().__init__()
         self.of_split = VocabularyCrossEntropy(vocab_size, IGNORED) if split else None
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """``[batch, words, vocabulary]`` and ``[batch, words]`` to ``[batch, words]``."""
+        """Map ``[batch, words, vocabulary]`` and ``[batch, words]`` to ``[batch, words]``."""
         if self.of_split is not None:
             return self.of_split(logits, labels)  # type: ignore[no-any-return]
         flat = F.cross_entropy(

@@ -1,4 +1,4 @@
-"""What the layers of a distributed transformer have in common: every documented setting, and ours."""
+"""The common settings of a distributed transformer's layers: every documented one, and ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opensmd.said_once import warn_once
 
 __all__ = ["EXTRA_OPTIONS", "LayerOptions", "activation_of", "layer_options"]
 
-# Those whose work torch's fused kernels do anyway, or that change rounding of kernels that are not here.
+# What torch's fused kernels do anyway, or what changes the rounding of kernels that do not exist here.
 _WITHOUT_EFFECT = {
     "fused_bias_gelu": "torch adds the bias in the multiplication and has one kernel for the activation",
     "fused_dropout": "torch's dropout is one kernel already",
@@ -29,18 +29,19 @@ class LayerOptions:
     Attributes:
         attention_in_fp32: compute attention in float32.
         fp32_residual_addition: add the residual in float32.
-        fused_softmax, flash_attention: accepted; torch chooses among its fused kernels.
-        fused_bias_gelu, fused_dropout, query_key_layer_scaling: accepted; they warn.
+        fused_softmax, flash_attention: accepted and ignored; torch chooses among its fused kernels.
+        fused_bias_gelu, fused_dropout, query_key_layer_scaling: accepted with a warning.
         use_alibi, alibi_bias_max: linear biases in place of positions.
         distribute_embedding: split the vocabulary over the ranks.
-        zero_init: accepted by contexts; modules have the first values of torch's layers.
+        zero_init: accepted by contexts; modules have torch's initial values.
         scale_attention_scores: divide scores by the root of the head's size.
-        scale_attn_by_layer_idx: divide them by the layer's number from 1, too.
+        scale_attn_by_layer_idx: also divide them by the layer's number, from 1.
         layer_idx: the layer's number from 0.
         use_qkv_bias, use_attention_dense_bias: biases of the attention's layers.
-        rotary_dim: dimensions of each head that positions rotate, in pairs of neighbours; None for none.
+        rotary_dim: how many dimensions of each head positions rotate, in adjacent pairs; None for none.
         window_size: how many words a causal layer sees; None for all.
-        parallel_residual: attention and output work on the same normalised input, and both are added to it.
+        parallel_residual: attention and output use the same normalised input, and both are added to the
+            residual.
     """
 
     num_attention_heads: int = 32
@@ -79,7 +80,7 @@ class LayerOptions:
 
     @property
     def std(self) -> float | None:
-        """The standard deviation of weights' first values; None for torch's own."""
+        """The standard deviation of initial weights; None for torch's initialisation."""
         return self.initializer_range if self.use_normal_initialization else None
 
     @property
@@ -93,14 +94,14 @@ EXTRA_OPTIONS = frozenset(field.name for field in fields(LayerOptions)) - frozen
 
 
 def layer_options(owner: str, /, **given: Any) -> LayerOptions:
-    """Check and complete what a class ``owner`` was given.
+    """Check and complete the arguments of a class ``owner``.
 
     Raises:
         TypeError: an unknown keyword.
-        ValueError: heads that do not make up the attention, or no normalisation at all.
+        ValueError: inconsistent attention heads, or no normalisation at all.
 
     Warns:
-        UserWarning: once for each setting without effect that was asked for.
+        UserWarning: once for each requested setting without effect.
     """
     unknown = sorted(given.keys() - {field.name for field in fields(LayerOptions)})
     if unknown:
@@ -118,10 +119,10 @@ def layer_options(owner: str, /, **given: Any) -> LayerOptions:
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of an activation's name.
+    """Return the function for an activation's name.
 
     Raises:
-        ValueError: an unknown one.
+        ValueError: the name is unknown.
     """
     if name not in _ACTIVATIONS:
         raise ValueError(f"activation={name!r} is unknown; expected one of {', '.join(sorted(_ACTIVATIONS))}")

@@ -1,4 +1,4 @@
-"""``smp.nn.DistributedTransformerOutputLayer``: the two linear layers behind an attention."""
+"""``smp.nn.DistributedTransformerOutputLayer``: the two linear layers after an attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DistributedTransformerOutputLayer"]
 
 
 class DistributedTransformerOutputLayer(Block):
-    """Two linear layers with an activation between, dropout, residual and normalisation.
+    """Two linear layers with an activation in between, dropout, residual and normalisation.
 
     Args:
         hidden_size: of inputs and outputs.
@@ -23,15 +23,15 @@ class DistributedTransformerOutputLayer(Block):
         hidden_dropout_prob: of the output.
         activation: such as ``"gelu"``, ``"gelu_new"`` or ``"relu"``.
         layernorm_epsilon: of the normalisations.
-        initializer_range, use_normal_initialization: weights are drawn from a normal distribution if the
-            second says so, otherwise as torch's.
+        initializer_range, use_normal_initialization: whether and how weights are drawn from a normal
+            distribution; otherwise as in torch.
         pre_layernorm, post_layernorm: normalise the input; normalise the sum with the residual.
         fp32_residual_addition: add the residual in float32.
         more: settings of :class:`LayerOptions`.
 
     Raises:
         TypeError: an unknown keyword.
-        ValueError: the ranks do not divide ``intermediate_size``, or an unknown activation.
+        ValueError: the number of ranks does not divide ``intermediate_size``, or an unknown activation.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class DistributedTransformerOutputLayer(Block):
         self.post_layernorm = norm(options, wanted=post_layernorm and not alone)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``[batch, words, hidden_size]`` to the same."""
+        """Map ``[batch, words, hidden_size]`` to the same shape."""
         (hidden,) = self.enter([hidden])
         return self.leave(self.transform(hidden))
 

@@ -1,4 +1,4 @@
-"""``smp.nn.DistributedTransformer``: layers one after the other."""
+"""``smp.nn.DistributedTransformer``: a stack of layers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["DistributedTransformer"]
 class DistributedTransformer(Block):
     """A stack of :class:`DistributedTransformerLayer` in ``seq_layers``, an ``nn.Sequential``.
 
-    With both ``pre_layernorm`` and ``post_layernorm`` there is one more normalisation at each end of the
+    With both ``pre_layernorm`` and ``post_layernorm``, there is one more normalisation at each end of the
     stack.
 
     Args:
-        num_layers: how many.
-        window_sizes: of each layer, if they differ.
-        settings: of :class:`DistributedTransformerLayer`, by name.
+        num_layers: the number of layers.
+        window_sizes: one per layer, if they differ.
+        settings: those of :class:`DistributedTransformerLayer`, by name.
 
     Raises:
         TypeError, ValueError: as there.
