@@ -24,6 +24,9 @@ class Model:
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter
 
+    def has_replaced(self, parameter: nn.Parameter) -> bool:
+        return False
+
 
 def cut(model: Any, *, named: bool = False) -> tuple[Layout, torch.optim.Optimizer]:
     """Two groups of the model's parameters, 0 to 2 and 3 to 4, of which what is local is left."""
