@@ -182,7 +182,7 @@ def normalized_together() -> None:
         )
         assert not torch.equal(alone(torch.randn(2, 4)), torch.zeros(2, 4))
         with pytest.raises(ValueError, match="at least 2D input"):
-            nn.SyncBatchNorm(4)(torch.randn(4))
+            nn.SyncBatchNorm(4)(input=torch.randn(4))
         dist.barrier()  # rank 0 serves the store in which others make groups of their own
         dist.destroy_process_group()
     finally:

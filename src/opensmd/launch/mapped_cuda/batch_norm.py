@@ -18,16 +18,16 @@ from opensmd.upcast import upcast
 __all__ = ["normalize_together"]
 
 
-def normalize_together(layer: nn.SyncBatchNorm, batch: Tensor) -> Tensor:
+def normalize_together(layer: nn.SyncBatchNorm, input: Tensor) -> Tensor:
     """``SyncBatchNorm.forward``: in training, normalize by the statistics of all ranks' batches."""
-    layer._check_input_dim(batch)
-    layer._check_non_zero_input_channels(batch)
+    layer._check_input_dim(input)
+    layer._check_non_zero_input_channels(input)
     together = layer.training and dist.is_initialized()
     group = (layer.process_group or dist.group.WORLD) if together else None
     if group is None or dist.get_world_size(group) == 1:
-        return _BatchNorm.forward(layer, batch)
+        return _BatchNorm.forward(layer, input)
     result: Tensor = _Together.apply(  # type: ignore[no-untyped-call]
-        batch, layer.weight, layer.bias, layer, group
+        input, layer.weight, layer.bias, layer, group
     )
     return result
 

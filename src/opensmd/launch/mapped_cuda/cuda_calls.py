@@ -20,7 +20,15 @@ import torch
 
 from opensmd.launch.mapped_cuda.cpu_device import device_index
 
-__all__ = ["CALLS", "Device", "Event", "Stream", "nccl_version", "raw_stream"]
+__all__ = [
+    "CALLS",
+    "Device",
+    "Event",
+    "Stream",
+    "current_accelerator_stream",
+    "nccl_version",
+    "raw_stream",
+]
 
 
 class _Current:
@@ -211,6 +219,11 @@ _DEFAULT_STREAM = Stream()
 
 def current_stream(device: Any = None) -> Stream:
     """The only stream, on which everything runs in order."""
+    return _DEFAULT_STREAM
+
+
+def current_accelerator_stream(device: Any = None) -> Stream:
+    """Return that stream for torch.accelerator: torch.compile tells functions apart by their identity."""
     return _DEFAULT_STREAM
 
 

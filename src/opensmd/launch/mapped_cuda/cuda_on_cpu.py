@@ -26,7 +26,12 @@ from torch.utils._device import DeviceContext
 import opensmd.legacy
 from opensmd.launch.mapped_cuda.batch_norm import normalize_together
 from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
-from opensmd.launch.mapped_cuda.cuda_calls import CALLS, nccl_version, raw_stream
+from opensmd.launch.mapped_cuda.cuda_calls import (
+    CALLS,
+    current_accelerator_stream,
+    nccl_version,
+    raw_stream,
+)
 from opensmd.launch.mapped_cuda.generators import Generator
 from opensmd.launch.mapped_cuda.nccl_class import ProcessGroupNCCL
 from opensmd.launch.mapped_cuda.numbered import forget_numbers, number_devices
@@ -155,7 +160,7 @@ def _places() -> Iterator[_Place]:
     # except DDP in mixed precision, which takes streams of any device for granted
     yield torch, "Event", CALLS["Event"]
     yield torch, "Stream", CALLS["Stream"]
-    yield torch.accelerator, "current_stream", CALLS["current_stream"]
+    yield torch.accelerator, "current_stream", current_accelerator_stream
     for name in _TYPES:
         yield torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor")
     for name in _FACTORIES:
@@ -289,12 +294,12 @@ def _with_cpu_types(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _load_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(load)
-    def call(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def call(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(map_location, dict):
             map_location = {where: without_cuda(to) for where, to in map_location.items()}
         elif not callable(map_location):
             map_location = "cpu" if map_location is None else without_cuda(map_location)
-        return load(file, map_location, *args, **kwargs)
+        return load(f, map_location, *args, **kwargs)
 
     return call
 

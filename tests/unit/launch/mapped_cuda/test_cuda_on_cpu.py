@@ -99,6 +99,8 @@ def test_what_a_script_imports_later_is_mapped_and_can_be_compiled() -> None:
             "without_collector()\n"
             "from opensmd.launch.mapped_cuda.cuda_on_cpu import install, uninstall\n"
             "install()\n"
+            "import torch\n"
+            "assert torch.compile(lambda x: x.cuda() + 1, backend='eager')(torch.ones(1)) == 2\n"
             "from torch.distributed.optim import ZeroRedundancyOptimizer\n"  # compiles some functions
             "from torch.distributed.fsdp import FullyShardedDataParallel\n"
             "mapped = FullyShardedDataParallel.__init__\n"
@@ -344,7 +346,7 @@ def test_a_file_is_loaded_to_the_cpu_whatever_it_asks_for(tmp_path: Path) -> Non
     torch.save({"x": torch.ones(2)}, path)
     ways = (lambda storage, _: storage, lambda storage, _: storage.cuda(1))
     for where in (None, "cuda:0", torch.device("cuda"), {"cuda:0": "cuda:1"}, *ways):
-        assert torch.load(path, map_location=where)["x"].device.type == "cpu"
+        assert torch.load(f=path, map_location=where)["x"].device.type == "cpu"
     torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(2)), path)  # type: ignore[no-untyped-call]
     for where in (None, "cuda:0", torch.device("cuda")):
         assert torch.jit.load(path, map_location=where).weight.device.type == "cpu"  # type: ignore[no-untyped-call]
