@@ -1,9 +1,9 @@
-"""The one place where this package touches private or closed parts of torch.distributed's groups.
+"""Private or closed parts of torch.distributed's groups that this package touches.
 
-torch 2.13 reserves ``monitored_barrier`` for Gloo by the backend's name, and up to 2.14 ``split_group``
-for groups bound to an accelerator; later it names parts of a split after how many groups a rank is in,
-which may differ among them. Neither has a hook, so both functions are replaced by ones that serve smddp's
-groups and hand every other call on unchanged. Where ranks meet is in ``stores``, in a file of this name.
+torch 2.13 reserves ``monitored_barrier`` for the backend named Gloo, and up to 2.14 ``split_group`` for
+groups bound to an accelerator; later it names parts of a split after the number of a rank's groups, which may
+differ between ranks. Neither has a hook, so both functions are replaced by ones that serve smddp's groups and
+pass every other call on unchanged. Stores have their own file of this name, in ``stores``.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
     "when_groups_are_made",
 ]
 
-CONNECTIONS = 2  # between two members of Gloo: one a way (native/csrc/torch/hosts/wire.hpp)
+CONNECTIONS = 2  # between two members of Gloo: one per direction (native/csrc/torch/hosts/wire.hpp)
 
 
 def open_to_smddp(name: str) -> None:
-    """Let ``dist.monitored_barrier`` and ``dist.split_group`` take groups whose backend is ``name``."""
+    """Make ``dist.monitored_barrier`` and ``dist.split_group`` accept groups whose backend is ``name``."""
     _replace("monitored_barrier", functools.partial(_monitored_barrier_wrapper, name))
     _replace("split_group", functools.partial(_split_group_wrapper, name))
 
@@ -57,8 +57,8 @@ def gloo_options(*, timeout: timedelta, one_network: bool) -> Any:
     interfaces.
 
     Args:
-        timeout: that an operation may take.
-        one_network: all see the same loopback; Gloo then listens there alone, unless GLOO_SOCKET_IFNAME
+        timeout: for an operation.
+        one_network: whether all share a loopback; Gloo then listens only there, unless GLOO_SOCKET_IFNAME
             names an interface.
 
     Raises:
@@ -67,7 +67,7 @@ def gloo_options(*, timeout: timedelta, one_network: bool) -> Any:
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout
     options._devices = [device for device in _gloo_devices(one_network) for _ in range(CONNECTIONS)]
-    options._threads = 2 * len(options._devices)  # as torch itself does
+    options._threads = 2 * len(options._devices)  # as in torch itself
     return options
 
 
@@ -75,21 +75,21 @@ def gloo_group(store: Any, rank: int, size: int, options: Any) -> Any:
     """torch's Gloo, connected over ``store``.
 
     Args:
-        store: of these members alone.
-        rank: this process's place among them.
-        size: how many they are.
+        store: used only by these members.
+        rank: this process's position among them.
+        size: the number of members.
         options: of :func:`gloo_options`.
     """
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 def connections_of(gloo: Any) -> int:
-    """How many connections of torch's Gloo any two members have."""
+    """Return how many connections of torch's Gloo any two members have."""
     return len(gloo.options._devices)
 
 
 def _gloo_devices(one_network: bool) -> list[Any]:
-    """One for each interface that the user has named, as torch itself makes them, or else one."""
+    """Create one device per interface that the user has named, as torch does, or else one."""
     gloo: Any = dist.ProcessGroupGloo
     named = os.environ.get("GLOO_SOCKET_IFNAME")
     if named:
@@ -98,29 +98,29 @@ def _gloo_devices(one_network: bool) -> list[Any]:
 
 
 def pickle_objects_with(pickler: Any, unpickler: Any) -> None:
-    """Let torch's object collectives use these in place of pickle's own."""
+    """Make torch's object collectives use these instead of pickle's own."""
     c10d._pickler, c10d._unpickler = pickler, unpickler
 
 
 def cpu_backend(group: dist.ProcessGroup | None) -> Any:
-    """The backend that serves CPU tensors of ``group`` (None: the default group), unwrapped."""
+    """Return the backend for CPU tensors of ``group`` (None: the default group), unwrapped."""
     chosen = group or c10d._get_default_group()
     backend = chosen._get_backend(torch.device("cpu"))
     return getattr(backend, "wrapped_pg", backend)
 
 
 def default_group() -> dist.ProcessGroup:
-    """The group of all ranks."""
+    """Return the group of all ranks."""
     return c10d._get_default_group()
 
 
 def default_store() -> Any:
-    """The store through which the ranks of the default group met."""
+    """Return the store through which the ranks of the default group met."""
     return c10d._get_default_store()
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """How long the calls of a group wait for its members; None if its backend does not tell."""
+    """Return how long a group's calls wait for its members; None if its backend does not say."""
     for device in group._device_types:
         with contextlib.suppress(AttributeError, RuntimeError):  # not every backend has options
             options: Any = group._get_backend(device).options
@@ -130,7 +130,7 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
 
 
 def shared_group(group: dist.ProcessGroup | None) -> core.Group:
-    """The core's group in shared memory behind ``group`` (None: the default group).
+    """Return the core's shared-memory group behind ``group`` (None: the default group).
 
     Raises:
         RuntimeError: something else moves that group's data.
@@ -146,7 +146,7 @@ def shared_group(group: dist.ProcessGroup | None) -> core.Group:
 
 
 def backends_of(group: dist.ProcessGroup) -> dict[str, Any]:
-    """What serves a group, by the type of device, without what torch wraps around it to look for mistakes."""
+    """Return a group's backends by type of device, without torch's debugging wrappers."""
     found = {}
     for device in group._device_types:
         backend: Any = group._get_backend(device)
@@ -155,7 +155,7 @@ def backends_of(group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def when_groups_are_made(act: Callable[[dist.ProcessGroup, list[int]], object]) -> None:
-    """Call ``act`` with every group of this process, and its global ranks, as soon as there is one."""
+    """Call ``act`` with every new group of this process and its global ranks."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -175,7 +175,7 @@ def when_groups_are_made(act: Callable[[dist.ProcessGroup, list[int]], object]) 
 
 
 def _ranks_of(group: dist.ProcessGroup, given: Sequence[int] | None) -> list[int]:
-    """The global ranks of a group that torch has just made; ``given`` where it does not know them yet."""
+    """Return the global ranks of a group just created by torch; ``given`` if it does not know them yet."""
     if given is None:
         return c10d.get_process_group_ranks(group)
     return list(given) or list(range(group.size()))
@@ -238,7 +238,7 @@ def _split(
     options: Any,
     description: str | None,
 ) -> Any:
-    """torch's own steps of split_group, without its demand that the groups are bound to an accelerator."""
+    """Do torch's steps of split_group, without requiring that groups are bound to an accelerator."""
     own = _own_split(split_ranks, parent.rank(), parent.size())
     _splits[parent] = _splits.get(parent, 0) + 1
     if own is None:
@@ -262,14 +262,14 @@ def _split(
     return group
 
 
-# Since torch 2.14 split_group keeps the order of ranks and says who is in no part, both as new_group does.
+# Since torch 2.14 split_group keeps the order of ranks and marks ranks in no part, both like new_group.
 _SPLITS_AS_NEW_GROUP = hasattr(c10d, "_NonGroupMember")
 # How often each group was split; all its ranks count alike, because all take part.
 _splits: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _own_split(split_ranks: list[list[int]] | None, rank: int, size: int) -> list[int] | None:
-    """The split that this rank is in, if any, in the order that torch's own split_group gives it."""
+    """Return this rank's split, if any, in the order of torch's own split_group."""
     if not split_ranks:
         raise ValueError("split_group: split_ranks must be a list of lists of ranks, but is empty")
     seen: set[int] = set()

@@ -1,8 +1,8 @@
-"""Registers "smddp" with torch.distributed, which then has this package make groups of that name.
+"""Registering "smddp" with torch.distributed, which then lets this package create groups of that name.
 
 One c10d::Backend serves a group: CPU tensors through shared memory on one host and through torch's Gloo
-between hosts, CUDA tensors through torch's NCCL; ``making`` says how it comes about. Settings come from
-:mod:`opensmd.environment.settings` alone.
+between hosts, CUDA tensors through torch's NCCL; ``making`` shows how it is created. Settings come only from
+:mod:`opensmd.environment.settings`.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ __all__ = ["NAME", "create", "register"]
 @cache
 def register() -> None:
     """Make "smddp" a backend of torch.distributed. Calling it again changes nothing."""
-    # DDP asks a backend for the memory of its buckets only where this is "0"; a user's own value stands.
+    # DDP asks a backend for the memory of its buckets only if this is "0"; a user's own value is kept.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     warn_of_ignored(os.environ)
-    setattr(dist.Backend, NAME.upper(), NAME)  # torch looks it up, and that would come here once more
+    setattr(dist.Backend, NAME.upper(), NAME)  # torch looks it up, which would come here again
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=list(DEVICES))
     seal_objects_of_torch()
     record_all_groups()
     _torch_internals.open_to_smddp(NAME)
     listen_where_asked()
-    # smdrun says where its store is; under torchrun the script has hardly changed it before its imports
+    # smdrun says where its store is; under torchrun, a script hardly changes it before its imports
     at = os.environ.get("SMDRUN_STORE") or rendezvous_address()
     let_scripts_choose_the_rendezvous(at)
 
 
 def create(torch_options: Any, own_options: Any = None) -> Any:
-    """What torch calls for every group whose backend is "smddp"."""
+    """Create a group's backend; torch calls this for every group with backend "smddp"."""
     size, rank = torch_options.group_size, torch_options.group_rank
     require_place(rank, size)
     ranks = torch_options.global_ranks_in_group or range(size)

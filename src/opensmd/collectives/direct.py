@@ -1,7 +1,7 @@
 """Collectives of a group without torch.distributed's Python, for small messages in tight loops.
 
 For a few bytes, a call through ``torch.distributed`` takes three to four times as long as an exchange through
-shared memory needs, and an operator of torch twice as long. A ``DirectGroup`` has looked up its group once.
+shared memory, and a torch operator twice as long. A ``DirectGroup`` looks up its group only once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["direct"]
 
 
 def direct(group: dist.ProcessGroup | None = None) -> DirectGroup:
-    """The collectives of ``group`` (default: the default group) as methods of an object to keep.
+    """Return the collectives of ``group`` (default: the default group) as methods of an object to keep.
 
-    Each runs at once in the calling thread, with the GIL released, takes its turn among the group's other
-    collectives, writes to its first argument and returns None:
+    Each runs immediately in the calling thread with the GIL released, in order with the group's other
+    collectives. It writes to its first argument and returns None:
 
     - ``all_reduce_(tensor, op="sum")``; ``op`` is sum, avg, product, min, max, band, bor or bxor
     - ``broadcast_(tensor, root=0)``; ``root`` is a rank of the group

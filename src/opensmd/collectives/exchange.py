@@ -1,7 +1,7 @@
-"""What the members of a group tell each other through its store while the group is made.
+"""What the members of a group tell each other through its store while the group is created.
 
-All of it ends at the group's timeout, also where the process that serves the store is stopped, and what goes
-wrong is said with the ranks of the whole job, whatever their places in the group.
+All of it ends at the group's timeout, even if the process that serves the store is stopped, and errors name
+ranks of the whole job, whatever their positions in the group.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ from opensmd.collectives.stores.deadlines import GRACE, call_within
 
 __all__ = ["Exchange"]
 
-LEAST = 1.0  # seconds for every step, though those before it took all the time of a longer timeout
-PARTING = 3.0  # seconds that others get to fail when place 0 has
+LEAST = 1.0  # seconds for every step, even if earlier ones have used up a longer timeout
+PARTING = 3.0  # seconds for others to fail after position 0 has
 
 Result = TypeVar("Result")
 
 
 class Exchange:
-    """One member's part in making a group.
+    """One member's part in creating a group.
 
-    A store may be used again for a group of the same name after ``destroy_process_group``, also of other
-    members: arrivals are counted for each set of members, and every complete set opens a generation of keys
-    of its own.
+    A store may be reused for a group of the same name after ``destroy_process_group``, even with other
+    members: arrivals are counted per set of members, and every complete set starts a new generation of keys.
 
     Args:
         store: of this group alone.
-        rank: this process's place in the group.
-        ranks: the members' ranks in the whole job, by place.
-        timeout: that making the group may take.
-        group: its name, for error texts.
+        rank: this process's position in the group.
+        ranks: the members' ranks in the whole job, by position.
+        timeout: for creating the group.
+        group: its name, for error messages.
 
     Raises:
         DistBackendError: the store does not answer.
@@ -70,11 +69,11 @@ class Exchange:
         return self._ranks[self._rank]
 
     def all_gather(self, topic: str, text: str) -> list[str]:
-        """Every rank's ``text`` on this topic, by place.
+        """Return every rank's ``text`` on this topic, by position.
 
         Raises:
-            DistBackendError: a rank did not answer within the group's timeout; the message names it. Or the
-                store did not.
+            DistBackendError: a rank did not answer within the group's timeout, and the message names it; or
+                the store did not.
         """
         keys = self._keys(topic)
 
@@ -86,13 +85,13 @@ class Exchange:
         return self.within(topic, gather)
 
     def close(self, topic: str) -> None:
-        """Say that this rank reads the store no more; on place 0, wait until all have said so.
+        """Say that this rank no longer reads the store; on position 0, wait until all have said so.
 
-        The process of place 0 often serves the store. Without this its script might end, and the store with
-        it, while another rank is still reading what the last :meth:`all_gather` brought.
+        The process of position 0 often serves the store. Otherwise its script might end, and the store with
+        it, while another rank is still reading the result of the last :meth:`all_gather`.
 
         Raises:
-            DistBackendError: as from :meth:`all_gather`.
+            DistBackendError: as in :meth:`all_gather`.
         """
         keys = self._keys(topic)
 
@@ -104,10 +103,10 @@ class Exchange:
         self.within(topic, leave)
 
     def meet(self, topic: str) -> None:
-        """Return when all have come here; place 0, whose process often serves the store, as the last one.
+        """Wait until all have called this; position 0, whose process often serves the store, returns last.
 
         Raises:
-            DistBackendError: as from :meth:`all_gather`.
+            DistBackendError: as in :meth:`all_gather`.
         """
         keys = self._keys(topic)
 
@@ -119,16 +118,16 @@ class Exchange:
         self.close(f"{topic}-told")
 
     def meet_later(self, topic: str) -> None:
-        """As :meth:`meet`, when the group was made long ago: the timeout begins now.
+        """Like :meth:`meet`, for a group created long ago: the timeout starts now.
 
         Raises:
-            DistBackendError: as from :meth:`all_gather`.
+            DistBackendError: as in :meth:`all_gather`.
         """
         self._end = time.monotonic() + self._timeout
         self.meet(topic)
 
     def within(self, topic: str, work: Callable[[], Result]) -> Result:
-        """What ``work``, which uses the group's store, returns within the time that is left.
+        """Return the result of ``work``, which uses the group's store, within the remaining time.
 
         Raises:
             DistBackendError: the store did not answer, or torch could not do the work.
@@ -152,9 +151,9 @@ class Exchange:
             ) from error
 
     def _part(self) -> None:
-        """Let place 0, whose process often serves the store, wait a little for others that fail, too.
+        """Let position 0, whose process often serves the store, wait briefly for others that fail, too.
 
-        Its script will end, and without the store these could not tell what was wrong.
+        Its script will end, and without the store the others could not say what was wrong.
         """
         if not self.generation:
             return
@@ -182,7 +181,7 @@ class Exchange:
             missing = [
                 rank for rank, key in zip(self._ranks, keys, strict=True) if not self._store.check([key])
             ]
-            if not missing:  # the last one came just now
+            if not missing:  # the last one has just come
                 return
             self._missing = missing
             raise DistBackendError(
@@ -192,7 +191,7 @@ class Exchange:
             ) from error
 
     def _other_members(self, missing: Sequence[int]) -> str:
-        """Which ranks the group has for one of the missing, where it has other ones for this rank."""
+        """Return the ranks that one of the missing has for the group, if they differ from this rank's."""
         for rank in missing:
             key = _members_key(rank)
             theirs = open_text(key, self._store.get(key)) if self._store.check([key]) else _named(self._ranks)
@@ -211,7 +210,7 @@ class Exchange:
 
 
 def _members_key(rank: int) -> str:
-    """Where a rank says which ranks its group has."""
+    """Return the key under which a rank says which ranks its group has."""
     return f"opensmd/members/{rank}"
 
 

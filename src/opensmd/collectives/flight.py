@@ -1,7 +1,7 @@
 """The flight record: what each rank did when, in one format for collectives, messages and the pipeline.
 
-The core keeps a ring of the last operations of every member in the arena, so any rank can read all of them,
-also those of a rank that hangs or died. ``write_group_trace`` makes a file for https://ui.perfetto.dev.
+The core keeps a ring of every member's last operations in the arena, so any rank can read all of them, even
+those of a rank that hangs or has died. ``write_group_trace`` makes a file for https://ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["GroupEvent", "group_events", "write_group_trace"]
 
 @dataclass(frozen=True)
 class GroupEvent:
-    """One thing that one rank did.
+    """One activity of a rank.
 
     Attributes:
         rank: who did it, counted in ``group``.
-        track: what it belongs to: "collectives", "messages", or another row of the timeline.
-        name: short, for the timeline, for example "all_reduce".
-        start_ns, end_ns: CLOCK_MONOTONIC nanoseconds (one clock a host); end 0 means that it is not over.
-        details: anything else, for people.
+        track: its row in the timeline: "collectives", "messages", or another.
+        name: a short name for the timeline, for example "all_reduce".
+        start_ns, end_ns: CLOCK_MONOTONIC nanoseconds (one clock per host); an end of 0 means not finished.
+        details: further information as text.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class GroupEvent:
 
 
 def group_events(group: dist.ProcessGroup | None = None) -> list[GroupEvent]:
-    """What is on record of every rank of ``group`` (default: the default group), oldest first.
+    """Return the recorded events of every rank of ``group`` (default: the default group), oldest first.
 
     Raises:
         RuntimeError: the group is not served by shared memory and keeps no record.
@@ -61,7 +61,7 @@ def _event(rank: int, track: str, entry: core.RecordEntry) -> GroupEvent:
 
 
 def write_group_trace(events: Iterable[GroupEvent], path: str | Path) -> None:
-    """Write events as a Chrome trace: a process a rank, a thread a track; what is not over lasts on."""
+    """Write events as a Chrome trace: one process per rank, one thread per track; unfinished ones last on."""
     listed = list(events)
     latest = max((max(event.start_ns, event.end_ns) for event in listed), default=0)
     tracks = {track: number for number, track in enumerate(sorted({event.track for event in listed}))}

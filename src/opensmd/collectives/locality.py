@@ -1,9 +1,9 @@
-"""Which ranks of a job run on one host, as they find when they meet.
+"""Which ranks of a job run on one host, as they find out when they meet.
 
-Launchers may say nothing of it (a Kubernetes job with one process a pod) or speak of something else, so every
-rank says through the store of the default group where it runs, and what its environment claims. The claims
-must fit what was found. Ranks that one of several elastic agents of a host has started count as a host of
-their own: that is what their LOCAL_RANK means.
+Launchers may not say (a Kubernetes job with one process per pod) or mean something else. So every rank
+announces through the default group's store where it runs, and what its environment claims; the claims must
+fit the findings. If a host has several elastic agents, the ranks of each count as a separate host, because
+that is what their LOCAL_RANK refers to.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["Claim", "Locality", "host_numbers", "known_locality", "localities", 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one rank says of its place.
+    """What one rank says about its place.
 
     Attributes:
         host: equal for exactly those ranks that can see each other's processes.
         hostname: for messages only.
-        agent: which elastic agent of the host has started it; empty for none.
-        local_rank: LOCAL_RANK as given by a launcher or a user; None if nobody gave it.
+        agent: the elastic agent of the host that started it; empty for none.
+        local_rank: LOCAL_RANK from a launcher or the user; None if not given.
         local_size: LOCAL_WORLD_SIZE, likewise.
     """
 
@@ -57,8 +57,8 @@ class Locality:
 
     Attributes:
         rank: its number there, from 0.
-        size: how many ranks there are.
-        hosts: the number of every rank's host, in the order of their first ranks; empty where nobody asked.
+        size: the number of ranks there.
+        hosts: the number of every rank's host, in the order of their first ranks; empty if unknown.
     """
 
     rank: int
@@ -70,7 +70,7 @@ _met: WeakKeyDictionary[dist.ProcessGroup, Locality] = WeakKeyDictionary()
 
 
 def known_locality() -> Locality | None:
-    """This rank's place on its host, if the ranks of the default group have met for it."""
+    """Return this rank's place on its host, if the default group's ranks have met to find it."""
     return _met.get(_torch_internals.default_group())
 
 
@@ -78,7 +78,7 @@ def meet() -> Locality:
     """Find this rank's place on its host, together with all ranks of the default group.
 
     Returns:
-        The same again for the same default group.
+        The place; the same one again for the same default group.
 
     Raises:
         ValueError: LOCAL_RANK or LOCAL_WORLD_SIZE of some rank does not fit what the ranks found; on all.
@@ -98,7 +98,7 @@ def meet() -> Locality:
 
 
 def own_claim(rank: int, size: int, environ: Mapping[str, str]) -> Claim:
-    """What this process says as ``rank`` of ``size``; an environment for another group claims nothing."""
+    """Return this process's claim as ``rank`` of ``size``; another group's environment claims nothing."""
     identity = own_identity(Settings.from_environment(environ))
     launch = current_launch(environ)
     if launch is None or (launch.rank, launch.size) != (rank, size):
@@ -108,7 +108,7 @@ def own_claim(rank: int, size: int, environ: Mapping[str, str]) -> Claim:
 
 
 def localities(claims: Sequence[Claim]) -> list[Locality]:
-    """Every rank's place, from the claims of all by rank; pure.
+    """Return every rank's place from the claims of all, by rank; pure.
 
     Raises:
         ValueError: a claim does not fit.
@@ -123,7 +123,7 @@ def localities(claims: Sequence[Claim]) -> list[Locality]:
 
 
 def host_numbers(claims: Sequence[Claim]) -> tuple[int, ...]:
-    """The number of every rank's host, by what the ranks claim; pure."""
+    """Return the number of every rank's host, from the ranks' claims; pure."""
     order = list(dict.fromkeys(claim.host for claim in claims))
     return tuple(order.index(claim.host) for claim in claims)
 

@@ -1,9 +1,9 @@
-"""How torch finds the backend "smddp": by a name that torch.distributed knows as soon as torch is imported.
+"""Making the name "smddp" known to torch.distributed as soon as torch is imported.
 
-Frameworks that make the process group themselves are given a backend by its name, and some of them ask
-whether torch knows it before they make anything. So the name comes first, with nothing behind it: the backend
-is imported as soon as ``init_process_group`` looks it up, before torch makes a store that listens, and its
-core is built with the first group that asks for it.
+Frameworks that create the process group themselves are given a backend's name, and some check whether torch
+knows it before they create anything. So at first there is only the name: the backend is imported when
+``init_process_group`` looks it up, before torch creates a listening store, and its core is built with the
+first group that needs it.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from opensmd.collectives.name import DEVICES, NAME
 
 __all__ = ["make_known"]
 
-# opensmd.timeline.recorder's; importing that would make every `import torch` slower
+# that of opensmd.timeline.recorder, whose import would slow down every `import torch`
 TIMELINE = "OPENSMD_TIMELINE"
 
 
 def make_known() -> None:
-    """Let torch take "smddp" for a backend; a backend that has the name already keeps it."""
-    import torch.distributed as dist  # not above: torch calls this while it is imported
+    """Make torch accept "smddp" as a backend; an existing backend of that name is kept."""
+    import torch.distributed as dist  # not above, because torch calls this during its import
 
-    known = getattr(dist, "Backend", None)  # a torch built without torch.distributed has none
+    known = getattr(dist, "Backend", None)  # missing if torch was built without torch.distributed
     if known is not None and NAME not in known.backend_list:
         known.register_backend(NAME, _create_first, extended_api=True, devices=list(DEVICES))
         known.SMDDP = _Backend()
-    if known is not None and os.environ.get(TIMELINE):  # of all groups, also without smddp
+    if known is not None and os.environ.get(TIMELINE):  # for all groups, even without smddp
         from opensmd.collectives.recording.begin import record_all_groups
 
         record_all_groups()
 
 
 class _Backend:
-    """What ``Backend.SMDDP`` is until somebody asks for it: then it is the name, and the backend is there."""
+    """``Backend.SMDDP`` until it is first read, which imports the backend and gives the name."""
 
     def __get__(self, instance: object, owner: Any) -> str:
         from opensmd.collectives import backend
@@ -45,7 +45,7 @@ class _Backend:
 
 
 def _create_first(torch_options: Any, own_options: Any = None) -> Any:
-    """Make the first group; for those after it, torch calls the backend itself."""
+    """Create the first group; for later ones, torch calls the backend itself."""
     from opensmd.collectives import backend
 
     backend.register()

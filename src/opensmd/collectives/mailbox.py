@@ -1,7 +1,7 @@
-"""Messages between the ranks of a group for programs that do not know in which order they will need them.
+"""Messages between the ranks of a group, for programs that do not know in which order they need them.
 
-The pipeline's transport: a sender is never held up by its receiver, a receiver can ask what has come. Beside
-``torch.distributed``'s send and recv, whose messages it never meets, because its tags are its own.
+This is the pipeline's transport: a sender never waits for its receiver, and a receiver can ask what has come.
+It is independent of ``torch.distributed``'s send and recv, because it has its own tags.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def spans_hosts(group: dist.ProcessGroup | None = None) -> bool:
 
 
 class Mailbox:
-    """One rank's end of the messages within one group. Ranks are the group's; CPU tensors only.
+    """One rank's end of the messages in one group. Ranks are the group's; CPU tensors only.
 
-    Messages from one rank with one tag arrive in the order in which they were sent. Tags have 40 bits.
+    Messages from one rank with one tag arrive in the order of sending. Tags have 40 bits.
 
     Args:
-        group: a process group whose backend is smddp and whose ranks are on one host.
+        group: a process group with backend smddp and all ranks on one host.
 
     Raises:
-        ValueError: the group is served by something else; ask :func:`has_mailbox` first.
+        ValueError: something else serves the group; check :func:`has_mailbox` first.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -56,12 +56,12 @@ class Mailbox:
     def send(self, dst: int, tag: int, tensor: Tensor) -> None:
         """Send to group rank ``dst`` and return at once.
 
-        ``tensor`` must not be changed until it has left; what is sent is kept alive until then.
+        ``tensor`` must not change until it has left; it is kept alive until then.
         """
         self._mailbox.send(dst, tag, tensor)
 
     def ready(self, src: int, tag: int) -> bool:
-        """Whether a message from ``src`` with ``tag`` has begun to arrive."""
+        """Whether a message from ``src`` with ``tag`` has started to arrive."""
         return self._mailbox.ready(src, tag)
 
     def receive(
@@ -78,18 +78,18 @@ class Mailbox:
     def take(
         self, src: int, tag: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
     ) -> Tensor | None:
-        """A message that has begun to arrive, as a tensor of ``shape``; None if none has.
+        """Return a message that has started to arrive, as a tensor of ``shape``; None if none has.
 
         Args:
-            stride: of the tensor, which must fill its memory; empty for a contiguous one.
+            stride: that of the tensor, which must fill its memory; empty for a contiguous one.
 
         Raises:
-            DistBackendError: as :meth:`receive`.
+            DistBackendError: as in :meth:`receive`.
         """
         return self._mailbox.take(src, tag, shape, stride, dtype)
 
     def wait_any(self, wanted: Sequence[tuple[int, int]], *, timeout: timedelta = _GROUPS_TIMEOUT) -> int:
-        """Wait until a message for one of the ``(src, tag)`` pairs has begun to arrive.
+        """Wait until a message for one of the ``(src, tag)`` pairs has started to arrive.
 
         Returns:
             The index of the first such pair.
@@ -105,27 +105,27 @@ class Mailbox:
         self._mailbox.flush(timeout)
 
     def sent(self) -> list[tuple[int, int, int]]:
-        """The latest messages, some thousands: when (``time.perf_counter_ns()``), to which rank, the tag."""
+        """Return the latest few thousand messages: time (``time.perf_counter_ns()``), target rank and tag."""
         return self._mailbox.sent()
 
     def send_edge(
         self, sent: Tensor, peer: int, tag: int, missing: int, expect: Callable[[], None]
     ) -> Tensor:
-        """An edge of autograd that leads to ``peer``, which ``sent`` was sent to.
+        """Create an autograd edge to ``peer``, to which ``sent`` was sent.
 
         Args:
-            tag: of the gradient that will come in backward.
-            missing: the tag of the message that says that there is no gradient.
+            tag: that of the gradient that will come in backward.
+            missing: the tag of the "no gradient" message.
             expect: called in backward if neither has come; returns when one has.
 
         Returns:
-            A token: a tensor of no elements, at which backward begins.
+            A token: a tensor without elements, where backward starts.
         """
         return core.send_edge(sent, self._mailbox, peer, tag, missing, expect)
 
     def receive_edge(self, received: Tensor, peer: int, tag: int, missing: int) -> tuple[Tensor, Tensor]:
-        """The other end: ``received`` as part of the graph, and a token.
+        """Create the other end: ``received`` as part of the graph, and a token.
 
-        In backward its gradient goes back to ``peer`` with ``tag``, or one byte with ``missing``.
+        In backward, its gradient goes back to ``peer`` with ``tag``, or one byte with ``missing``.
         """
         return core.receive_edge(received, self._mailbox, peer, tag, missing)

@@ -1,4 +1,4 @@
-"""The name of the backend and what it serves: for those that must know it before the backend is there."""
+"""The backend's name and devices, for code that needs them before the backend is loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Messages of a job that has a secret: sealed where they leave, opened before anything acts on them.
+"""Messages of a job with a secret: sealed on sending, and opened before anything acts on them.
 
-Without a secret they travel as they are.
+Without a secret, they travel unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OBJECT = "object"
 
 @cache
 def job_secret() -> JobSecret | None:
-    """This job's secret, if it has one; read once in a process.
+    """Return this job's secret, if it has one; read once per process.
 
     Raises:
         ValueError: the secret cannot be used.
@@ -29,10 +29,10 @@ def job_secret() -> JobSecret | None:
 
 
 def dumps(value: Any) -> bytes:
-    """A value for another process of the job, pickled.
+    """Pickle a value for another process of the job.
 
     Raises:
-        Exception: whatever pickle says of a value that it cannot carry.
+        Exception: whatever pickle raises for a value that it cannot handle.
     """
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     secret = job_secret()
@@ -40,7 +40,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The value of :func:`dumps`.
+    """Return the value from :func:`dumps`.
 
     Raises:
         SecretError: the job has a secret, and whoever sent this did not know it.
@@ -50,13 +50,13 @@ def loads(data: bytes) -> Any:
 
 
 def seal_text(purpose: str, text: str) -> bytes:
-    """A text for another process of the job to find under this name alone."""
+    """Seal a text for another process of the job, valid only under this name."""
     secret = job_secret()
     return text.encode() if secret is None else secret.seal(purpose, text.encode())
 
 
 def open_text(purpose: str, data: bytes) -> str:
-    """The text of :func:`seal_text`.
+    """Return the text from :func:`seal_text`.
 
     Raises:
         SecretError: the job has a secret, and whoever wrote this did not know it.
@@ -66,10 +66,10 @@ def open_text(purpose: str, data: bytes) -> str:
 
 
 def seal_objects_of_torch() -> None:
-    """Where the job has a secret, let torch's object collectives load no pickle that was made without it.
+    """If the job has a secret, let torch's object collectives load no pickle that was made without it.
 
-    All of them, whatever their group: ``broadcast_object_list``, ``all_gather_object`` and their siblings.
-    Only for a secret that the user chose: ranks that never import this package do not seal.
+    This covers all of them, in any group: ``broadcast_object_list``, ``all_gather_object`` and others. It
+    applies only to secrets chosen by the user, because ranks that never import this package do not seal.
 
     Raises:
         ValueError: the secret cannot be used.
@@ -80,7 +80,7 @@ def seal_objects_of_torch() -> None:
 
 
 class _Pickler:
-    """As much of ``pickle.Pickler`` as torch's object collectives use."""
+    """The part of ``pickle.Pickler`` that torch's object collectives use."""
 
     def __init__(self, file: io.BytesIO) -> None:
         self._file = file
@@ -90,7 +90,7 @@ class _Pickler:
 
 
 class _Unpickler:
-    """As much of ``pickle.Unpickler``."""
+    """The part of ``pickle.Unpickler`` that torch's object collectives use."""
 
     def __init__(self, file: io.BytesIO) -> None:
         self._file = file

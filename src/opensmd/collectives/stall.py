@@ -1,6 +1,7 @@
 """Who has not entered which collective: the first question when training hangs.
 
-Any rank of a group can ask, also while others hang, are stopped or are gone: the answer is in the arena.
+Any rank of a group can ask, even while others hang, are stopped or are gone, because the answer is in the
+arena.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class MemberState:
         rank: in the group.
         state: "running", "its process is stopped", "its process has died", "has left the group", "has not
             joined the group" or "in another pid namespace".
-        entered: sequence number of the last collective that it entered, 0 for none.
-        completed: and of the last that it completed.
-        last: the one entered in words, for example "all_reduce(sum, float32, count=4096)"; empty for none.
+        entered: the sequence number of the last collective that it entered, 0 for none.
+        completed: that of the last one that it completed.
+        last: a description of the entered one, such as "all_reduce(sum, float32, count=4096)"; empty for
+            none.
     """
 
     rank: int
@@ -48,7 +50,7 @@ class Stall:
 
 
 def members(group: dist.ProcessGroup | None = None) -> list[MemberState]:
-    """Where every rank of ``group`` is (default: the default group), by rank.
+    """Return where every rank of ``group`` is (default: the default group), by rank.
 
     Raises:
         RuntimeError: the group is not served by shared memory.
@@ -63,7 +65,7 @@ def members(group: dist.ProcessGroup | None = None) -> list[MemberState]:
 
 
 def find_stall(found: Sequence[MemberState]) -> Stall | None:
-    """The collective that ranks wait in for others, if there is one; pure."""
+    """Return the collective in which ranks wait for others, if any; pure."""
     inside = [member for member in found if member.entered > member.completed]
     if not inside:
         return None
@@ -76,7 +78,7 @@ def find_stall(found: Sequence[MemberState]) -> Stall | None:
 
 
 def stall_report(group: dist.ProcessGroup | None = None) -> str:
-    """One text for people: where every rank is and, if ranks wait for others, for whom and in what."""
+    """Return a readable report: where every rank is and, if ranks wait for others, for whom and in what."""
     found = members(group)
     lines = [_line(member) for member in found]
     stall = find_stall(found)
@@ -91,9 +93,9 @@ def stall_report(group: dist.ProcessGroup | None = None) -> str:
 
 
 def missing_from(group: dist.ProcessGroup) -> str:
-    """Who is waited for in ``group``, to end a sentence with; empty where nothing shows it.
+    """Return who is waited for in ``group``, as the end of a sentence; empty if unknown.
 
-    Where nobody waits in a collective: whose process does not run.
+    If nobody waits in a collective, it names ranks whose process is not running.
     """
     try:
         found = members(group)

@@ -1,9 +1,8 @@
-"""Who shares memory with whom, decided anew for each group.
+"""Who shares memory with whom, decided separately for each group.
 
-Ranks tell each other through the group's store where they run; what they say makes the plan (pure), and an
-actual attach of every rank to one arena (``making.arena``) confirms it. LOCAL_WORLD_SIZE and host names are
-never asked: they are wrong in containers. A plan that cannot be carried out by one rank is carried out by
-none.
+Ranks tell each other through the group's store where they run. A pure function turns that into a plan, and
+every rank's actual attach to one arena (``making.arena``) confirms it. LOCAL_WORLD_SIZE and host names are
+never used, because they are wrong in containers. If one rank cannot carry out the plan, none does.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Identity:
         host: equal for exactly those ranks that can see each other's processes.
         pid: the process id there.
         hostname: for messages only.
-        native: empty where the compiled core is loaded, else why it is not.
-        network: equal for exactly those ranks that have one loopback.
-        on_loopback: Gloo listens there, where only ranks of the same network reach it.
+        native: empty if the compiled core is loaded, else why it is not.
+        network: equal for exactly those ranks that share a loopback.
+        on_loopback: whether Gloo listens there, where only ranks of the same network reach it.
     """
 
     host: str
@@ -49,12 +48,12 @@ class GroupPlan:
     """How a group is served.
 
     Attributes:
-        local_groups: the group's ranks, those of one host together, in the order of their first ranks.
+        local_groups: the group's ranks by host, in the order of their first ranks.
         without_core: for each rank that lacks the compiled core, the reason; if any, Gloo serves the group.
-        hosts: for each rank what messages call its host.
-        one_network: whether all ranks have one loopback.
+        hosts: for each rank, its host's name in messages.
+        one_network: whether all ranks share a loopback.
         hidden: ranks whose Gloo those of other networks cannot reach.
-        cut_off: whether two of those are to connect, which cannot be.
+        cut_off: whether two of those would have to connect, which is impossible.
     """
 
     local_groups: tuple[tuple[int, ...], ...]
@@ -75,7 +74,7 @@ class GroupPlan:
         return len(self.local_groups) > 1 and any(len(local) > 1 for local in self.local_groups)
 
     def local_group_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks on the host of this one."""
+        """Return the ranks on this rank's host."""
         return next(local for local in self.local_groups if rank in local)
 
 
@@ -99,7 +98,7 @@ def make_plan(identities: Sequence[Identity]) -> GroupPlan:
 
 
 def _host_names(hostnames: dict[str, str]) -> dict[str, str]:
-    """Each host's own name, numbered where another host has the same."""
+    """Return each host's name, numbered if another host has the same."""
     taken = list(hostnames.values())
     numbers = {host: taken[:index].count(name) for index, (host, name) in enumerate(hostnames.items())}
     return {
@@ -109,7 +108,7 @@ def _host_names(hostnames: dict[str, str]) -> dict[str, str]:
 
 
 def own_identity(settings: Settings, *, native: str = "") -> Identity:
-    """This process's identity: the machine's boot and the namespaces that shared memory depends on."""
+    """Return this process's identity: the machine's boot and the namespaces that shared memory depends on."""
     host = settings.host_id
     if host is None:
         host = _space("pid", "ipc")
@@ -118,13 +117,13 @@ def own_identity(settings: Settings, *, native: str = "") -> Identity:
 
 
 def _space(*kinds: str) -> str:
-    """This machine since its boot, and this process's namespaces of these kinds."""
+    """Return the machine's boot and this process's namespaces of these kinds."""
     try:
         return "/".join([boot_id(), *(str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in kinds)])
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return socket.gethostname()
 
 
 def exchange_identities(exchange: Exchange, own: Identity) -> list[Identity]:
-    """Every rank's identity, by rank."""
+    """Return every rank's identity, by rank."""
     return [Identity(**json.loads(text)) for text in exchange.all_gather("identity", json.dumps(asdict(own)))]

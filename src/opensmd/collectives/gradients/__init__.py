@@ -1,4 +1,4 @@
-"""What replicas send when they average gradients: many tensors as few, the size of buckets, and fewer bytes.
+"""What replicas send to average gradients: flattened tensors, bucket sizes, and compression.
 
 Begin with ``flat``; ``compression`` is a communication hook for DDP. Imports ``environment`` and the files
 around this folder.

@@ -1,4 +1,4 @@
-"""The size of gradient buckets, as wrappers of models take it from scripts."""
+"""Checking the size of gradient buckets that scripts give to model wrappers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["require_bucket_size"]
 
 
 def require_bucket_size(megabytes: object, wrapper: str, *, or_none: bool = False) -> None:
-    """Refuse what torch's reducer would take for no limit, or not understand.
+    """Refuse values that torch's reducer would take for no limit, or not understand.
 
     Args:
         megabytes: the argument ``bucket_cap_mb`` of ``wrapper``.
-        or_none: None stands for a default.
+        or_none: whether None is allowed, for a default.
 
     Raises:
-        ValueError: it is no positive number.
+        ValueError: it is not a positive number.
     """
     if or_none and megabytes is None:
         return

@@ -1,12 +1,12 @@
-"""Fewer bytes between hosts for the gradients of DDP: a communication hook and its state.
+"""Compressing DDP's gradients between hosts: a communication hook and its state.
 
-A bucket is added up in full width in the shared memory of each host; only between hosts do its numbers
-travel as bf16, fp16 or int8 (csrc/torch/hosts/levels/coding.hpp). All ranks end with the same bits. With
-error feedback each rank keeps what it has seen lost on the way and adds it to its next gradients: which rank
-keeps a loss does not matter, because all are added up. So residuals belong to parameters, and survive every
-new cut into buckets.
+A bucket is added up in full precision in the shared memory of each host; only between hosts do values travel
+as bf16, fp16 or int8 (csrc/torch/hosts/levels/coding.hpp). All ranks end with the same bits. With error
+feedback, each rank keeps the errors it has seen and adds them to its next gradients; which rank keeps an
+error does not matter, because all are added up. So residuals belong to parameters, and survive every rebuild
+of the buckets.
 
-Without postponed annotations: DDP compares a hook's with its own types.
+No postponed annotations here, because DDP compares a hook's annotations with its own types.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,24 +26,24 @@ from opensmd.said_once import warn_once
 
 __all__ = ["CompressionState", "compression_hook"]
 
-# Narrow floats are not made narrower by these.
+# These do not make narrow floats narrower.
 _AS_NARROW = {"bf16": (torch.bfloat16, torch.float16), "fp16": (torch.bfloat16, torch.float16)}
 
 
 class CompressionState:
-    """How the gradients of one wrapped model travel between hosts, and what they have lost there.
+    """How the gradients of a wrapped model travel between hosts, and the errors so far.
 
-    Give it to ``register_comm_hook`` of DDP or ``smp.DistributedModel``, with :func:`compression_hook`.
+    Pass it to ``register_comm_hook`` of DDP or ``smp.DistributedModel``, with :func:`compression_hook`.
 
     Args:
-        compression: "bf16", "fp16" or "int8" (a byte a number and a float32 scale for 256 numbers).
-        process_group: of the replicas, of backend smddp; None: the default group. With model parallelism
-            ``smp.get_dp_process_group()``.
-        error_feedback: whether what is lost is added to the next gradients; by default with int8 alone. It
-            takes as much memory as the gradients.
+        compression: "bf16", "fp16" or "int8" (one byte per value and a float32 scale per 256 values).
+        process_group: the replicas' group, with backend smddp; None for the default group. With model
+            parallelism, ``smp.get_dp_process_group()``.
+        error_feedback: whether to add errors to the next gradients; by default only with int8. This takes as
+            much memory as the gradients.
 
     Raises:
-        ValueError: there is no such compression.
+        ValueError: the compression is unknown.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class CompressionState:
         self.compression = compression
         self.process_group = process_group
         self.error_feedback = compression == "int8" if error_feedback is None else error_feedback
-        self._residuals = WeakTensorKeyDictionary()  # of parameters, views of their bucket's
+        self._residuals = WeakTensorKeyDictionary()  # by parameter; views of their bucket's residual
         self._buckets: dict[int, tuple[tuple[int, ...], Tensor]] = {}
 
     def state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """What this rank's gradients of ``model`` have lost and not yet got back, by the parameters' names.
+        """Return the pending errors of this rank's gradients of ``model``, by parameter name.
 
-        Each rank has its own. Without them a run goes on as if the last step had been sent exactly.
+        Each rank has its own. Without them, a run continues as if the last step had been sent exactly.
         """
         return {
             name: self._residuals[parameter].clone().view_as(parameter)
@@ -73,10 +73,10 @@ class CompressionState:
         }
 
     def load_state_dict(self, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-        """Go on with what :meth:`state_dict` gave for a model with the same names.
+        """Continue with what :meth:`state_dict` returned for a model with the same names.
 
         Raises:
-            ValueError: a name or a shape is none of the model's; nothing is loaded then.
+            ValueError: a name or shape is not the model's; nothing is loaded then.
         """
         parameters = dict(model.named_parameters())
         for name, residual in saved.items():
@@ -94,10 +94,10 @@ class CompressionState:
             self._residuals[parameters[name]] = residual.detach().clone().view(-1)
 
     def residual_of(self, index: int, parameters: Sequence[Tensor]) -> Tensor:
-        """One run of numbers for a bucket, with what is known of its parameters; used by the hook."""
+        """Return a bucket's flat residual, with what is known about its parameters; used by the hook."""
         identity = tuple(map(id, parameters))
         known, residual = self._buckets.get(index, ((), None))
-        if residual is None or known != identity:  # also where DDP has cut its buckets anew
+        if residual is None or known != identity:  # also after DDP has rebuilt its buckets
             residual = self._joined(parameters)
             for parameter, view in zip(parameters, torch.split(residual, _sizes(parameters)), strict=True):
                 self._residuals[parameter] = view
@@ -105,7 +105,7 @@ class CompressionState:
         return residual
 
     def take_residual(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """What is known of a bucket's parameters, and no longer after; None where there is nothing."""
+        """Remove and return what is known about a bucket's parameters; None if nothing is."""
         if not any(parameter in self._residuals for parameter in parameters):
             return None
         residual = self._joined(parameters)
@@ -126,13 +126,13 @@ class CompressionState:
 def compression_hook(state: CompressionState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket over the replicas, compressed between hosts.
 
-    Where all replicas are on one host, or the bucket is as narrow already (bf16 and fp16), nothing is lost:
-    it is torch's ``allreduce_hook``.
+    If all replicas are on one host, or the bucket is already as narrow (bf16 and fp16), this is torch's
+    ``allreduce_hook`` and exact.
 
     Raises:
         ValueError: the group's backend is not smddp.
-        TypeError: the gradients are of a type that is not compressed, or the state is none.
-        NotImplementedError: they are not on the CPU.
+        TypeError: the gradients have a type that is not compressed, or the state is invalid.
+        NotImplementedError: the gradients are not on the CPU.
     """
     if not isinstance(state, CompressionState):
         raise TypeError(
@@ -154,7 +154,7 @@ def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
 
 
 def _exactly(state: CompressionState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    lost = state.take_residual(bucket.parameters())  # in a run on several hosts that was saved
+    lost = state.take_residual(bucket.parameters())  # saved from a run on several hosts
     if lost is not None:
         bucket.buffer().add_(lost)
     return default_hooks.allreduce_hook(state.process_group or _torch_internals.default_group(), bucket)

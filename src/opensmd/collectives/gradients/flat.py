@@ -1,4 +1,4 @@
-"""Many tensors as one flat tensor, and back: what wrappers of models send."""
+"""Many tensors as one flat tensor, and back, for model wrappers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T", bound=torch.Tensor)
 
 
 def group_by_dtype(tensors: Sequence[T]) -> list[list[T]]:
-    """The tensors in lists of one dtype and device, in order of first appearance."""
+    """Group tensors into lists of one dtype and device, in order of first appearance."""
     groups: dict[tuple[torch.dtype, torch.device], list[T]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -22,7 +22,7 @@ def group_by_dtype(tensors: Sequence[T]) -> list[list[T]]:
 
 
 def in_buckets(tensors: Sequence[T], limit: int) -> list[list[T]]:
-    """Lists of one dtype and device, in order, none above ``limit`` bytes unless one tensor alone is."""
+    """Group into lists of one dtype and device, in order, of at most ``limit`` bytes or a single tensor."""
     buckets: list[list[T]] = []
     for same in group_by_dtype(tensors):
         size = limit + 1
@@ -36,7 +36,7 @@ def in_buckets(tensors: Sequence[T], limit: int) -> list[list[T]]:
 
 
 def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A new flat tensor with all elements, in order."""
+    """Return a new flat tensor with all elements, in order."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
@@ -47,7 +47,7 @@ def copy_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def parts_like(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Views of a flat tensor in the tensors' shapes."""
+    """Return views of a flat tensor with the tensors' shapes."""
     start = 0
     for tensor in tensors:
         yield flat[start : start + tensor.numel()].view(tensor.shape)

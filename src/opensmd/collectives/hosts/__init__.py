@@ -1,5 +1,5 @@
-"""Which way collectives between hosts go, as follows from what the network does.
+"""Choosing algorithms for collectives between hosts, depending on the network.
 
-Begin with ``measuring``, which asks the network while a group is made; ``cost_model`` and ``choices`` are
-pure. Imports ``exchange``, of the files around this folder.
+Begin with ``measuring``, which measures the network while a group is created; ``cost_model`` and ``choices``
+are pure. Of the files around this folder, imports ``exchange``.
 """

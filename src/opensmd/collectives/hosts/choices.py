@@ -1,4 +1,4 @@
-"""From which sizes on collectives between hosts go another way, by the model of costs. Pure."""
+"""The sizes from which on collectives between hosts use another algorithm, by the cost model; pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from opensmd.collectives.hosts.cost_model import (
 
 __all__ = ["NEVER", "Thresholds", "in_words", "thresholds"]
 
-LEAST_CARRIED = 8 << 10  # which hardly takes longer than an empty message
+LEAST_CARRIED = 8 << 10  # hardly takes longer than an empty message
 LEAST_OF_PIECE, MOST_OF_PIECE = 32 << 10, 256 << 10
-MANY = 40  # times as long as a message takes to send and to receive
+MANY = 40  # times the cost of sending and receiving a message
 LARGEST = 256 * MIB
-FINER = 2 ** (1 / 16)  # than powers of two
+FINER = 2 ** (1 / 16)  # steps finer than powers of two
 NEVER = 1 << 62
 
 
@@ -38,13 +38,13 @@ class Thresholds:
     """Sizes in bytes.
 
     Attributes:
-        carried: up to here, what one host sends another goes with the comparison of calls.
-        ring_from: from here on, an all_reduce goes along a ring of hosts, instead of from each to all others
-            at once, if cuts are large enough.
-        turns_from: likewise each host sends to one other at a time, in one that may not go along a ring.
-        least_part: of an all_reduce in which each host sends to all others at once.
-        piece: what a rank sends another in an all_to_all goes in pieces of so many.
-        tree_from: from here on, an all_reduce is a reduce and a broadcast over a tree of hosts.
+        carried: up to this size, what one host sends another travels with the comparison of calls.
+        ring_from: from this size on, an all_reduce uses a ring of hosts, instead of sending from each to all
+            others at once, if cuts are large enough.
+        turns_from: likewise, each host sends to one other at a time, in an all_reduce that cannot use a ring.
+        least_part: the smallest part of an all_reduce in which each host sends to all others at once.
+        piece: what a rank sends another in an all_to_all is cut into pieces of this size.
+        tree_from: from this size on, an all_reduce is a reduce and a broadcast over a tree of hosts.
     """
 
     carried: int
@@ -56,12 +56,12 @@ class Thresholds:
 
 
 def thresholds(cluster: Cluster, *, usual: Cluster) -> Thresholds:
-    """Those of a group whose network and hosts are like this.
+    """Return the thresholds for a group with such a network and hosts.
 
     Args:
-        cluster: as it was found, for choices between ways whose results have the same bits.
-        usual: the same, but for what was measured, which is different whenever a job starts: over a tree
-            numbers are added up in another order, and a job must have the results that it had before.
+        cluster: as measured, for choices between algorithms whose results have the same bits.
+        usual: the same without measured values, which differ whenever a job starts: a tree adds up in another
+            order, and a job must reproduce its results.
     """
     ring_from = _faster_from(in_ring, LEAST_OF_RING, cluster)
     turns_from = _faster_from(in_turns, LEAST_OF_TURN, cluster)
@@ -78,10 +78,10 @@ def _carried(cluster: Cluster) -> int:
 
 
 def _faster_from(way: Callable[[Cluster, float], Prediction], least: int, cluster: Cluster) -> int:
-    """Where a way in which each host sends to one other at a time is faster than to all at once.
+    """Return the size from which on sending to one other host at a time is faster than to all at once.
 
     Args:
-        way: which has cuts of ``least`` bytes and more.
+        way: the algorithm, with cuts of at least ``least`` bytes.
     """
 
     def pays(size: float) -> bool:
@@ -93,10 +93,10 @@ def _faster_from(way: Callable[[Cluster, float], Prediction], least: int, cluste
 
 
 def _piece(cluster: Cluster) -> int:
-    """Where many send to many, some get ahead, and links are idle in the end: in pieces, all keep pace.
+    """Return the size of pieces, which keep many senders in step; otherwise links idle at the end.
 
-    But every piece makes messages, so pieces take a link much longer than a core, and as long as the way.
-    Where they would be too large, or hosts have several ranks, it is not links that all wait for.
+    Every piece costs messages, so it must occupy a link much longer than a core, and as long as the delay. If
+    pieces would be too large, or hosts have several ranks, links are not the bottleneck.
     """
     size = doubled(LEAST_OF_PIECE, cluster.link * max(MANY * 2 * cluster.message, cluster.delay))
     pays = cluster.hosts > 2 and cluster.ranks == 1 and size <= MOST_OF_PIECE
@@ -112,7 +112,7 @@ def _tree_from(cluster: Cluster) -> int:
 
 
 def _smallest(pays: Callable[[float], bool], step: float) -> int:
-    """The smallest size from which on a way pays up to the largest one, so many times smaller at a time."""
+    """Return the smallest size from which on an algorithm pays, searched downwards from the largest."""
     found, size = NEVER, float(LARGEST)
     while pays(size):
         found, size = int(size), size / step
@@ -120,7 +120,7 @@ def _smallest(pays: Callable[[float], bool], step: float) -> int:
 
 
 def in_words(cluster: Cluster, chosen: Thresholds, measured: list[str]) -> str:
-    """The parameters, how they came about, and what follows from them."""
+    """Describe the parameters, their origin, and what follows from them."""
     units = {
         "link": (8e-9, "Gbit/s"),
         "delay": (1e6, "us"),

@@ -1,8 +1,8 @@
-"""How long an all_reduce of gradients takes between hosts, by each of several algorithms. Pure.
+"""How long an all_reduce of gradients between hosts takes with each of several algorithms; pure.
 
-Times are made of four things: bytes over a host's link, the delay of every message that is waited for, what
-a core does for every message and every byte that it sends or receives, and adding up in shared memory. What
-can go on at the same time does: the longest counts. Bytes and steps are those of docs/algorithms.md.
+Times have four parts: bytes on a host's link, the delay of every message that is waited for, a core's work
+per message and byte that it sends or receives, and adding up in shared memory. What can overlap does, so the
+longest counts. Bytes and steps are those of docs/algorithms.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 MIB = 1 << 20
-USUAL_LINK = 1e9  # bytes a second, where nothing is known
-# As the native core cuts what travels (csrc/torch/hosts): constants, which a test compares with the core's.
+USUAL_LINK = 1e9  # bytes per second, if unknown
+# How the native core cuts what travels (csrc/torch/hosts); a test compares these constants with the core's.
 MOST_OF_SUM, MOST_OF_BLOCK = 2 * MIB, MIB
 LEAST_OF_PART, FEWEST_PARTS = 64 << 10, 4
 MOST_OF_PART, LEAST_IN_CHAIN, FEWEST_IN_CHAIN = MIB, 16 << 10, 48
@@ -44,29 +44,29 @@ LEAST_OF_TURN, MOST_OF_TURN = 20 << 10, 64 << 10
 # To all other hosts together, with the comparison of calls.
 MOST_CARRIED_TO_ONE, MOST_CARRIED_TO_SEVERAL = 32 << 10, 128 << 10
 LEAST_OF_CUT = 64
-# Of a part that all hosts send to all others at once: the least, and how long it takes a link, so that its
+# The smallest part that all hosts send to all others at once, and how long it occupies a link, so that its
 # rounds in shared memory and its messages count little.
 LEAST_OF_SUM, SECONDS_OF_PART = 256 << 10, 1.5e-3
-# How many times as long as its bytes a link takes where hosts send cuts of LEAST_OF_RING and more to several
-# others at once, as measured between four: they queue before one link while another is idle.
+# How much longer than for its bytes a link takes if hosts send cuts of LEAST_OF_RING or more to several
+# others at once, as measured between four: they queue for one link while another is idle.
 CROWDED = 1.3
-# Bytes that a float32 number travels as, of its four.
+# The share of a float32 value's four bytes that travels.
 SHARES = {"exact": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": (1 + 4 / 256) / 4}
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts that are all alike, each with one link to a network that carries whatever they send.
+    """Identical hosts, each with one link to a network of unlimited capacity.
 
     Attributes:
-        hosts: how many.
-        ranks: on each.
-        link: bytes a second over a host's link, each way, without headers.
-        delay: seconds that a message is on its way from one host to another.
-        memory: bytes a second of a tensor that the ranks of a host all_reduce among themselves.
-        sockets: bytes a second that one rank sends or receives, while all others of its host do so, too.
-        coding: bytes a second of float32 numbers that one rank compresses or expands, likewise.
-        message: seconds that sending or receiving a message takes, however small it is.
+        hosts: the number of hosts.
+        ranks: the number of ranks on each.
+        link: bytes per second over a host's link, each way, without headers.
+        delay: seconds that a message is in transit between hosts.
+        memory: bytes per second of a tensor that the ranks of a host all_reduce among themselves.
+        sockets: bytes per second that one rank sends or receives, while all others on its host do, too.
+        coding: bytes per second of float32 values that one rank compresses or expands, likewise.
+        message: seconds for sending or receiving a message, however small.
     """
 
     hosts: int
@@ -79,7 +79,7 @@ class Cluster:
     message: float = 5e-6
 
     def __post_init__(self) -> None:
-        """Refuse what is none.
+        """Refuse impossible values.
 
         Raises:
             ValueError: a number is not positive; ``delay`` and ``message`` may be 0.
@@ -106,7 +106,7 @@ class Prediction:
 
 
 def predict(algorithm: str, cluster: Cluster, nbytes: float) -> Prediction:
-    """One all_reduce of ``nbytes`` of float32 by one of :data:`ALGORITHMS`.
+    """Predict one all_reduce of ``nbytes`` of float32 with one of :data:`ALGORITHMS`.
 
     Raises:
         KeyError: there is no such algorithm.
@@ -119,14 +119,14 @@ def predict(algorithm: str, cluster: Cluster, nbytes: float) -> Prediction:
 
 
 def predict_buckets(algorithm: str, cluster: Cluster, nbytes: float, bucket: float) -> Prediction:
-    """As many all_reduces, one after the other, as buckets of ``bucket`` bytes hold a model's gradients."""
+    """Predict consecutive all_reduces of a model's gradients in buckets of ``bucket`` bytes."""
     count = max(1, math.ceil(nbytes / bucket))
     one = predict(algorithm, cluster, nbytes / count)
     return Prediction(count * one.seconds, count * one.crossing)
 
 
 def _ring(cluster: Cluster, nbytes: float) -> Prediction:
-    """Of all ranks, which knows no hosts, as Gloo's: each step waits for the one before it."""
+    """Predict a ring of all ranks that ignores hosts, like Gloo's: each step waits for the previous one."""
     size = cluster.hosts * cluster.ranks
     steps = 2 * (size - 1)
     each = nbytes / size
@@ -137,7 +137,7 @@ def _ring(cluster: Cluster, nbytes: float) -> Prediction:
 
 
 def _tree(cluster: Cluster, nbytes: float) -> Prediction:
-    """A reduce to one rank and a broadcast from it, over a chain of hosts, or a tree of two branches."""
+    """Predict a reduce to one rank and a broadcast from it, over a chain or binary tree of hosts."""
     parts = max(1, math.ceil(nbytes / _part_of_chain(cluster.hosts, nbytes)))
     fan, depth = _shape(cluster.hosts, parts)
     each = nbytes / parts
@@ -149,7 +149,7 @@ def _tree(cluster: Cluster, nbytes: float) -> Prediction:
 
 
 def _levels(share: float) -> Callable[[Cluster, float], Prediction]:
-    """Ours: sums in shared memory, exchanged between hosts, where ``share`` of each number crosses."""
+    """Predict ours: sums in shared memory, exchanged between hosts, where ``share`` of each value crosses."""
 
     def found(cluster: Cluster, nbytes: float) -> Prediction:
         parts = in_parts(cluster, nbytes, share)
@@ -161,7 +161,7 @@ def _levels(share: float) -> Callable[[Cluster, float], Prediction]:
 
 
 def carried(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
-    """The first ranks send their hosts' sums to each other with the comparison of calls."""
+    """The first ranks exchange their hosts' sums with the comparison of calls."""
     others = cluster.hosts - 1
     crossing = others * nbytes * share
     coding = nbytes * (1 + cluster.hosts) / cluster.coding if share < 1 else 0.0
@@ -171,7 +171,7 @@ def carried(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
 
 
 def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
-    """Parts follow one another; while some cross, others are added up."""
+    """Parts follow each other; while some cross, others are added up."""
     at_once = all_at_once(cluster, nbytes, share)
     if share < 1 or not may_take_turns(cluster, nbytes, LEAST_OF_RING):
         return at_once
@@ -179,7 +179,7 @@ def in_parts(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
 
 
 def may_take_turns(cluster: Cluster, nbytes: float, least: int) -> bool:
-    """Whether cuts have so many bytes, and are more than the comparison of calls may carry in any network."""
+    """Whether cuts have this size, and exceed what the comparison of calls may carry in any network."""
     others = cluster.hosts - 1
     if others < 2 or nbytes <= MOST_CARRIED_TO_SEVERAL // others:
         return False
@@ -187,7 +187,7 @@ def may_take_turns(cluster: Cluster, nbytes: float, least: int) -> bool:
 
 
 def all_at_once(cluster: Cluster, nbytes: float, share: float = 1.0) -> Prediction:
-    """Every host sends to all others: cuts, and then their sums; or between two hosts, their slices."""
+    """Every host sends to all others: cuts, then their sums; or between two hosts, slices."""
     exchanged = cluster.hosts == 2 and share == 1  # the two hosts' sums, in one step
     if exchanged:
         each = _part(nbytes, MOST_OF_PART, FEWEST_PARTS)
@@ -202,12 +202,12 @@ def all_at_once(cluster: Cluster, nbytes: float, share: float = 1.0) -> Predicti
 
 
 def least_part(cluster: Cluster) -> int:
-    """Of an exact sum that all hosts send to all others at once."""
+    """Return the smallest part of an exact sum that all hosts send to all others at once."""
     return doubled(LEAST_OF_SUM, min(SECONDS_OF_PART * cluster.link, MOST_OF_SUM))
 
 
 def doubled(size: int, least: float) -> int:
-    """A size, as often doubled as it takes to be no less than ``least``."""
+    """Return a size, doubled until it is at least ``least``."""
     while size < least:
         size *= 2
     return size
@@ -216,11 +216,11 @@ def doubled(size: int, least: float) -> int:
 def in_ring(cluster: Cluster, nbytes: float) -> Prediction:
     """Along a ring of hosts: each sends to one other, and waits for one.
 
-    Parts that travel meanwhile make up for one of these waits, by measurements with a delay. Or what is in
-    one part has one less, where the first cut goes with the comparison of calls.
+    Parts that travel meanwhile hide one of these waits, according to measurements with a delay. Or a single
+    part has one wait less, if the first cut travels with the comparison of calls.
     """
     parts = math.ceil(nbytes / _part_in_ring(cluster, nbytes))
-    if parts == 1 and _may_halve(cluster, nbytes):  # its cuts go in pieces
+    if parts == 1 and _may_halve(cluster, nbytes):  # its cuts travel in pieces
         parts = FEWEST_IN_RING
     most = min(MOST_CARRIED_TO_ONE, most_carried(cluster.hosts))
     framed = cluster.ranks == 1 and nbytes / cluster.hosts <= most
@@ -229,7 +229,7 @@ def in_ring(cluster: Cluster, nbytes: float) -> Prediction:
 
 
 def in_turns(cluster: Cluster, nbytes: float) -> Prediction:
-    """Each host sends to one other at a time, where it is late for some part of many."""
+    """Each host sends to one other at a time, and is late for some part of many."""
     cuts = cluster.hosts * cluster.ranks
     parts = math.ceil(nbytes / (MOST_OF_TURN * cuts))
     if nbytes / FEWEST_IN_RING / cuts >= LEAST_OF_TURN:
@@ -240,33 +240,33 @@ def in_turns(cluster: Cluster, nbytes: float) -> Prediction:
 def _followed(
     cluster: Cluster, nbytes: float, parts: int, steps: int, *, share: float = 1.0, crowded: float = 1.0
 ) -> Prediction:
-    """So many parts, each of which goes so many steps that wait."""
+    """So many parts, each with so many steps that wait."""
     others = cluster.hosts - 1
     each = nbytes / parts
-    # A rank cuts its slice of the part among the hosts: in lines, so that some of many hosts get none.
+    # A rank cuts its slice of the part for the hosts, in cache lines, so some of many hosts get none.
     slice_bytes = each / cluster.ranks
     cut = max(slice_bytes / cluster.hosts, LEAST_OF_CUT)
     partners = min(others, slice_bytes / cut)
-    sent = 2 * cut * partners * share  # of a rank: cuts, and its sum to all; or its slice
+    sent = 2 * cut * partners * share  # per rank: cuts, and its sum to all; or its slice
     crossing = sent * cluster.ranks
     coding = 2 * cut * (partners + 1) * 2 / cluster.coding if share < 1 else 0.0
     sockets = 2 * sent / cluster.sockets + (2 if steps == 1 else 4) * partners * cluster.message
     here = each / cluster.memory
     steady = max(crowded * crossing / cluster.link, here + coding + sockets)
-    comparison = cluster.delay + 2 * cluster.message  # round a ring, too
+    comparison = cluster.delay + 2 * cluster.message  # also around a ring
     seconds = comparison + here + parts * steady + steps * cluster.delay
     return Prediction(seconds, parts * crossing)
 
 
 def most_carried(hosts: int) -> int:
-    """Bytes to each other host that may go with the comparison of calls, whatever the network."""
+    """Return the bytes to each other host that may travel with the comparison of calls, in any network."""
     if hosts == 2:
         return MOST_CARRIED_TO_ONE
     return MOST_CARRIED_TO_SEVERAL // (hosts - 1) // LEAST_OF_CUT * LEAST_OF_CUT
 
 
 def _comparison(cluster: Cluster) -> float:
-    """The first ranks of all hosts tell each other what is called."""
+    """The first ranks of all hosts compare calls."""
     return cluster.delay + 2 * (cluster.hosts - 1) * cluster.message
 
 
@@ -292,7 +292,7 @@ def _part_of_chain(hosts: int, nbytes: float) -> float:
 
 
 def _shape(hosts: int, parts: int) -> tuple[int, int]:
-    """Branches and depth: what needs fewer steps."""
+    """Return branches and depth of the shape that needs fewer steps."""
     depth = math.ceil(math.log2(hosts + 1)) - 1
     chain, tree = (1, hosts - 1), (2, depth)
     return min(chain, tree, key=lambda shape: shape[0] * (parts + max(shape[1] - 1, 0)))

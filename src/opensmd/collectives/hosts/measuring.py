@@ -1,6 +1,6 @@
-"""How fast the network between two hosts is, measured while a group is made, and what its members make of it.
+"""Measuring the network between two hosts while a group is created, and agreeing on what follows.
 
-The first ranks of the first two hosts send each other a few messages; the first one says to all what follows.
+The first ranks of the first two hosts exchange a few messages; the first one announces the result to all.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from opensmd.collectives.hosts.cost_model import USUAL_LINK, Cluster
 __all__ = ["agree_on_thresholds"]
 
 ROUNDS = 6
-TAG = 0x7F534D44  # no other message of the group is under way
+TAG = 0x7F534D44  # no other message of the group is in transit
 LARGE = 256 << 10  # bytes; 2 ms at 1 Gbit/s
-FASTEST, LONGEST = 100e9, 1.0  # bytes a second and seconds that a measurement may give
+FASTEST, LONGEST = 100e9, 1.0  # bounds of plausible measurements: bytes per second, and seconds
 
 
 def agree_on_thresholds(
@@ -35,15 +35,15 @@ def agree_on_thresholds(
     *,
     report: str = "",
 ) -> Thresholds:
-    """Return what is best for this group, the same for all members; none returns before all have come here.
+    """Return what is best for this group, the same for all members; none returns before all have called.
 
     Args:
-        gloo: torch's, of all members.
-        exchange: of the group.
-        place: of this rank in it.
-        hosts: the places on each host.
-        given: fields of the cluster that need not be measured or guessed; those of place 0 count.
-        report: a name of the group, where place 0 is to print what it has found.
+        gloo: torch's Gloo of all members.
+        exchange: the group's.
+        place: this rank's position in the group.
+        hosts: the positions on each host.
+        given: fields of the cluster that need not be measured or guessed; those of position 0 count.
+        report: the group's name, if position 0 should print its findings.
 
     Raises:
         DistBackendError: a rank does not come, or the network fails.
@@ -71,8 +71,8 @@ def _cluster(hosts: Sequence[Sequence[int]], known: Mapping[str, float]) -> Clus
 
 
 def _measure(gloo: Any, place: int, pair: tuple[int, int]) -> dict[str, float]:
-    """What place ``pair[0]`` finds; nothing on the other one."""
-    small = torch.zeros(8, dtype=torch.uint8, device="cpu")  # whatever device the script has made the default
+    """Return what position ``pair[0]`` measures; nothing on the other one."""
+    small = torch.zeros(8, dtype=torch.uint8, device="cpu")  # whatever the script's default device
     large = torch.zeros(LARGE, dtype=torch.uint8, device="cpu")
     if place == pair[1]:
         for tensor in [small] * ROUNDS + [large] * 2:
@@ -87,7 +87,7 @@ def _measure(gloo: Any, place: int, pair: tuple[int, int]) -> dict[str, float]:
         answer.wait()
         return time.perf_counter() - begin
 
-    # Of several, the fastest: others met something else on the machine.
+    # Of several, the fastest: others were disturbed.
     delay = min(there_and_back(small) for _ in range(ROUNDS)) / 2
     seconds = min(there_and_back(large) for _ in range(2)) - 2 * delay
     return {"link": LARGE / max(seconds, LARGE / FASTEST), "delay": min(delay, LONGEST)}

@@ -1,4 +1,4 @@
-"""How a process group is made: its members say where they run, and what is to serve them is made.
+"""Creating a process group: its members say where they run, and then their backend is created.
 
 Begin with ``group``. Imports ``collectives``' stores, hosts and recording, ``native`` and ``environment``.
 """

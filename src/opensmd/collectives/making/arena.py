@@ -1,7 +1,7 @@
-"""The shared memory of one host's members: made by the first of them, opened by the others.
+"""The shared memory of one host's members: created by the first of them, opened by the others.
 
-That every rank has joined confirms the plan (``topology``): what one rank cannot carry out, none does. And of
-who has joined, the others see that it has died.
+The plan (``topology``) is confirmed when every rank has joined: if one rank cannot carry it out, none does.
+If a member dies after joining, the others notice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["group_of_host", "share_arena"]
 
 Joined = TypeVar("Joined")
 
-# As many as one arena takes; larger groups of one host are served by Gloo.
+# The most members of one arena; Gloo serves larger groups on one host.
 MOST_IN_ARENA = 64
 LEAST_HEAP = 1 << 20  # bytes
 
@@ -37,18 +37,18 @@ def group_of_host(
     names: Sequence[str],
     heap_bytes: int | None,
 ) -> Any:
-    """This process in the group of its host's members; None where shared memory cannot serve.
+    """Return this process's part in its host's group; None if shared memory cannot be used.
 
     Args:
         native: the compiled core.
         place: this process's.
-        exchange: of the group.
+        exchange: the group's.
         plan: who shares a host.
-        names: of all members, for messages.
-        heap_bytes: that the user wants for each rank's tensors; None: as many as usual.
+        names: those of all members, for messages.
+        heap_bytes: the user's size of each rank's heap; None for the default.
 
     Warns:
-        UserWarning: a rank could not have it.
+        UserWarning: a rank could not use it.
     """
     if not _may_share(plan):
         return None
@@ -85,7 +85,7 @@ def _may_share(plan: GroupPlan) -> bool:
 
 
 def _usual_heap(native: ModuleType, size: int) -> int:
-    """The core's own choice, or less where this process is not allowed so much (``ulimit -v``, ``-f``)."""
+    """Return the core's own choice, or less if this process is limited (``ulimit -v``, ``-f``)."""
     used = {resource.RLIMIT_AS: psutil.Process().memory_info().vms, resource.RLIMIT_FSIZE: 0}
     softs = {which: resource.getrlimit(which)[0] for which in used}
     left = [soft - used[which] for which, soft in softs.items() if soft != resource.RLIM_INFINITY]
@@ -104,19 +104,19 @@ def share_arena(
     *,
     named: bool,
 ) -> Joined | str:
-    """Let each host's first rank create an arena's file and all join in theirs; all succeed or none does.
+    """Let each host's first rank create an arena's file and all join theirs; either all succeed or none.
 
     Args:
-        exchange: of the group.
+        exchange: the group's.
         rank: this process's rank in the group.
         local: the ranks on its host.
         native: the compiled core.
-        shape: its ``ArenaShape``, which counts on the first rank alone.
+        shape: its ``ArenaShape``, which counts only on the first rank.
         join: attaches this process to the arena of a descriptor, which may be closed afterwards.
-        named: make the file in /dev/shm, for hosts that do not let a process open the files of another.
+        named: create the file in /dev/shm, for hosts where a process cannot open another's files.
 
     Returns:
-        What ``join`` has returned; or why it did not work, the same text on every rank.
+        What ``join`` has returned, or why it failed, the same text on every rank.
     """
     file, joined, failure, offer = None, None, "", ""
     first = local[0]
@@ -145,7 +145,7 @@ def share_arena(
 
 
 def _joined(file: Any, offer: str, native: ModuleType, join: Callable[[int], Joined]) -> Joined:
-    """What ``join`` returns of this process's own ``file``, else of the one that it was offered."""
+    """Return the result of ``join`` on this process's own ``file``, else on the one it was offered."""
     if file:
         return join(file.fd)
     token, path = offer.split(" ", 1)

@@ -1,4 +1,4 @@
-"""What serves a group: memory that its members share on one host, and torch's Gloo between hosts.
+"""Creating a group's backend: shared memory on one host, and torch's Gloo between hosts.
 
 ::
 
@@ -6,8 +6,8 @@
                    |
                    arena --- one host ----------------> shared memory
                    |
-                   Gloo, measured --------------------> shared memory within hosts, where all have an arena,
-                                                        and Gloo between them
+                   Gloo, measured --------------------> shared memory within hosts, if all have an arena, and
+                   Gloo between them
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["make_group"]
 
 
 def make_group(place: Membership) -> Any:
-    """The backend of a group; all members call this together.
+    """Create a group's backend; all members must call this together.
 
     Raises:
         DistBackendError: a member did not come, or cannot be reached.
@@ -56,7 +56,7 @@ def make_group(place: Membership) -> Any:
 
 
 class _Making:
-    """A group that the core serves, while it is made."""
+    """A group of the core during its creation."""
 
     def __init__(
         self, native: ModuleType, settings: Settings, place: Membership, exchange: Exchange, plan: GroupPlan
@@ -77,12 +77,12 @@ class _Making:
         return made
 
     def _over_gloo(self, local: Any, members: dict[str, Any]) -> Any:
-        """A backend that uses Gloo between hosts, and ``local`` within this one (None: Gloo there too)."""
+        """Create a backend that uses Gloo between hosts, and ``local`` within this one (None: also Gloo)."""
         place, settings = self._place, self._settings
         gloo = torch_backends.gloo(place, self._exchange, self._plan)
         hosts = self._plan.local_groups if local is not None else [(rank,) for rank in range(place.size)]
         report = f"group {place.name!r}" if settings.network_report else ""
-        # A script may end as soon as its group is made, and others connect to its process until theirs is.
+        # A script may end as soon as its group exists, while others still connect to its process.
         chosen = agree_on_thresholds(gloo, self._exchange, place.rank, hosts, settings.network, report=report)
         return self._native.make_gloo_backend(
             gloo=gloo,
@@ -95,7 +95,7 @@ class _Making:
         )
 
     def _members(self) -> dict[str, Any]:
-        """What either backend of the core is told of the group, and calls when it needs more of Python."""
+        """Return what the core's backends are told about the group, and call when they need Python."""
         place, exchange = self._place, self._exchange
         return {
             "names": _names(place, self._plan),
@@ -113,7 +113,7 @@ def _split(place: Membership, store: Store, rank: int, ranks: Sequence[int], opt
 
 
 def _names(place: Membership, plan: GroupPlan) -> list[str]:
-    """What messages call the members: by global rank, with the host where there are several."""
+    """Return the members' names in messages: global ranks, with hosts if there are several."""
     if plan.one_host:
         return [f"rank {rank}" for rank in place.ranks]
     return [f"rank {rank} on {host}" for rank, host in zip(place.ranks, plan.hosts, strict=True)]

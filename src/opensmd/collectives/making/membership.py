@@ -16,11 +16,11 @@ class Membership:
     """One process's place in one group.
 
     Attributes:
-        store: of this group alone.
-        rank: this process's, in the group.
+        store: used only by this group.
+        rank: this process's rank in the group.
         ranks: the members' global ranks, by group rank.
-        timeout: that making the group and its operations may take.
-        name: of the group, for messages.
+        timeout: for creating the group and for its operations.
+        name: the group's name, for messages.
     """
 
     store: Store
@@ -31,7 +31,7 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self.ranks)
 
     @property
@@ -42,12 +42,12 @@ class Membership:
     def in_part(
         self, store: Store, rank: int, ranks: Sequence[int], *, timeout: timedelta, name: str
     ) -> Membership:
-        """This process's place in a part of this group, which has been split.
+        """Return this process's place in a part of this split group.
 
         Args:
-            store: that all parts of the split were given.
-            rank: this process's, in the part.
-            ranks: the part's, in this group.
+            store: the one shared by all parts of the split.
+            rank: this process's rank in the part.
+            ranks: the part's ranks in this group.
             timeout: the part's.
             name: the part's.
         """

@@ -1,4 +1,4 @@
-"""torch's own backends, which serve a group where the core does not: Gloo between hosts, NCCL for CUDA."""
+"""torch's own backends, for what the core does not serve: Gloo between hosts, NCCL for CUDA."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["gloo", "nccl"]
 
 
 def gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:
-    """torch's Gloo, connected.
+    """Return torch's Gloo, connected.
 
     Raises:
-        DistBackendError: as from :meth:`Exchange.all_gather`, or the members cannot reach each other.
+        DistBackendError: as in :meth:`Exchange.all_gather`, or the members cannot reach each other.
     """
     options, failure = _options(place, exchange, plan)
     # This also names who is missing, where Gloo would name one of its keys.
@@ -52,10 +52,10 @@ def _options(place: Membership, exchange: Exchange, plan: GroupPlan) -> tuple[An
 
 
 def _connected(place: Membership, exchange: Exchange, plan: GroupPlan, connect: Callable[[], Any]) -> Any:
-    """What Gloo's ``connect`` returns.
+    """Return the result of Gloo's ``connect``.
 
     Raises:
-        DistBackendError: it cannot, with the remedy where a rank listens on its loopback for other hosts.
+        DistBackendError: it fails; with a remedy if a rank listens on its loopback for other hosts.
     """
     hidden = [place.ranks[member] for member in plan.hidden]
     hosts = ", ".join(sorted({plan.hosts[member] for member in plan.hidden}))
@@ -74,7 +74,7 @@ def _connected(place: Membership, exchange: Exchange, plan: GroupPlan, connect: 
 
 
 def nccl(place: Membership, exchange: Exchange) -> Any:
-    """torch's NCCL.
+    """Return torch's NCCL.
 
     Raises:
         RuntimeError: there is none here.

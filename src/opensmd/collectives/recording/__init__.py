@@ -1,5 +1,5 @@
-"""What a timeline shows of collectives and messages, in a process that is to leave one.
+"""Recording collectives and messages for a timeline, if one is wanted.
 
 Imports ``timeline``, ``native`` and ``environment``. Begin with ``begin``, which runs when the first group is
-made; ``core_events`` hands over what the core notes.
+created; ``core_events`` passes on what the core records.
 """

@@ -1,7 +1,7 @@
-"""Begins to record a process's calls when its first group is made, if a timeline is wanted.
+"""Starting to record a process's calls when its first group is created, if a timeline is wanted.
 
-Groups of torch's own backends are known by then as well: whoever makes a group, torch asks one function for
-it. Without a timeline nothing here runs, and nothing of torch is replaced.
+This includes groups of torch's own backends, because torch creates all groups through one function. Without a
+timeline, nothing here runs and nothing in torch is replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["record_all_groups", "record_devices", "record_smddp"]
 
 @functools.cache
 def record_all_groups() -> None:
-    """Record what this process does, from its first group on; if a timeline is wanted, and once."""
+    """Record what this process does from its first group on, if a timeline is wanted; called once."""
     if os.environ.get(VARIABLE):
         _torch_internals.when_groups_are_made(_record_group)
 
@@ -37,10 +37,10 @@ def record_smddp(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> No
     """Record what a new backend does for CPU tensors, if a timeline is wanted.
 
     Args:
-        backend: of the core's.
-        name: of the group.
-        rank: of this process in the job.
-        ranks: all of the group's, in its order.
+        backend: one of the core's.
+        name: the group's name.
+        rank: this process's rank in the job.
+        ranks: those of the group, in its order.
     """
     events = _events(rank)
     if events is not None:
@@ -48,17 +48,17 @@ def record_smddp(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> No
 
 
 def record_devices(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> None:
-    """Record what torch's NCCL does in a group, as :func:`record_smddp`."""
+    """Record what torch's NCCL does in a group, like :func:`record_smddp`."""
     core, events = _core(), _events(rank)
     if core is None or events is None:
         return
-    # made for other devices than NVIDIA's, or with a hook of the user's own
+    # made for non-NVIDIA devices, or with a hook of the user's own
     with contextlib.suppress(RuntimeError, ValueError):
         core.record_device_calls(backend, events.add_group(f"{name}/cuda", ranks))
 
 
 def _record_group(group: Any, ranks: Sequence[int]) -> None:
-    """Record a group that torch has just made, if torch's own backends serve it."""
+    """Record a group that torch has just created, if torch's own backends serve it."""
     served = _torch_internals.backends_of(group)
     others = {device: backend for device, backend in served.items() if backend.name() != NAME}
     if not others:
@@ -81,7 +81,7 @@ def _record_group(group: Any, ranks: Sequence[int]) -> None:
 
 
 def _events(rank: int) -> CoreEvents | None:
-    """What the core notes for this process, ``rank`` of the job; None without a timeline or a core."""
+    """Return the core's events of this process, ``rank`` of the job; None without a timeline or a core."""
     wanted = recorder(rank)
     return None if wanted is None else _handed_to(wanted)
 

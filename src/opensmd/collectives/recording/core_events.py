@@ -1,6 +1,6 @@
-"""Hands to the timeline what the core has noted of this process: its collectives and messages in every group.
+"""Passing the core's records to the timeline: this process's collectives and messages in every group.
 
-The core notes them without Python, in a ring (``native/csrc/core/timeline``) that this empties.
+The core records them without Python, in a ring (``native/csrc/core/timeline``) that this empties.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["CoreEvents"]
 
 
 class CoreEvents:
-    """What the core notes from now on; a source of the recorder.
+    """What the core records from now on; a source of the recorder.
 
     Args:
         core: the compiled core.
@@ -25,24 +25,24 @@ class CoreEvents:
 
     def __init__(self, core: Any, alarm: int) -> None:
         self._core = core
-        self._groups: list[bytes] = []  # frames that are not yet written
-        self._operations = 0  # how many are
+        self._groups: list[bytes] = []  # frames not yet written
+        self._operations = 0  # how many are written
         core.record_events(alarm)
 
     def add_group(self, name: str, ranks: Sequence[int]) -> int:
-        """The number by which the core notes calls of a group.
+        """Return the number by which the core records calls of a group.
 
         Args:
-            name: what torch calls it.
-            ranks: global ones, by rank in the group.
+            name: torch's name of it.
+            ranks: the global ranks, by rank in the group.
         """
         number: int = self._core.add_event_group(name)
         self._groups.append(group_frame(number, name, ranks))
         return number
 
     def __call__(self) -> Iterator[Frame]:
-        """What is new."""
-        calls, lost, first_lost_ns = self._core.take_events()  # before what it speaks of
+        """Return what is new."""
+        calls, lost, first_lost_ns = self._core.take_events()  # before the groups and operations it refers to
         while self._groups:
             yield Frame(self._groups.pop(0), 0)
         if calls:

@@ -1,10 +1,10 @@
-"""How a timeline names what the core, torch's operators and NCCL have different names for. Pure."""
+"""A timeline's names for operations that the core, torch's operators and NCCL name differently; pure."""
 
 from __future__ import annotations
 
 __all__ = ["name_of"]
 
-# As torch.distributed calls what its operators and its NCCL have other names for.
+# torch.distributed's names for what its operators and its NCCL call otherwise.
 _NAMES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -20,6 +20,6 @@ _NAMES = {
 
 
 def name_of(operation: str) -> str:
-    """The usual name of "smddp:all_reduce", "c10d::allreduce_" or NCCL's "ALLREDUCE"."""
+    """Return the usual name of "smddp:all_reduce", "c10d::allreduce_" or NCCL's "ALLREDUCE"."""
     short = operation.rpartition(":")[2].strip("_").lower()
     return _NAMES.get(short, short)

@@ -1,10 +1,9 @@
-"""The one place where this package touches how torch makes the store in which ranks meet.
+"""Changes to how torch creates the store in which ranks meet.
 
-Under torchrun and smdrun, torch takes for granted that the launcher's own store listens at
-MASTER_ADDR:MASTER_PORT, and at any ``tcp://`` address that a script gives, so a script that sets its own
-would wait there for ever. And the store that
-torch makes for ``env://`` and ``tcp://`` listens on every interface, whatever its address, and can be
-mistaken for the next one there. Neither has a hook, so the two functions that decide this are replaced.
+Under torchrun and smdrun, torch assumes that the launcher's own store listens at MASTER_ADDR:MASTER_PORT and
+at any ``tcp://`` address from a script, so a script that sets its own would wait there forever. And torch's
+store for ``env://`` and ``tcp://`` listens on every interface, whatever its address, and can be mistaken for
+the next one there. Neither has a hook, so the two functions that decide this are replaced.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ __all__ = [
     "rendezvous_address",
 ]
 
-_TAKEN = "EADDRINUSE"  # in the message of a store that cannot listen
+_TAKEN = "EADDRINUSE"  # in the error of a store that cannot listen
 _stores = StoresInTurn()
 
 
 class _StoreAsked(threading.local):
     """What this thread has been asked for."""
 
-    port: int | None = None  # of the store that it is making
+    port: int | None = None  # that of the store being created
 
 
 _asked = _StoreAsked()
 
 
 def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:
-    """Let rank 0 make the store itself where the script has changed MASTER_ADDR or MASTER_PORT.
+    """Let rank 0 create the store if the script has changed MASTER_ADDR or MASTER_PORT.
 
-    And where it gives another port, as ``tcp://``.
+    Also if it gives another port in a ``tcp://`` address.
 
     Args:
         launchers_address: ``address:port`` of the launcher's own store.
@@ -71,15 +70,15 @@ def let_scripts_choose_the_rendezvous(launchers_address: str) -> None:
 
 
 def rendezvous_address() -> str:
-    """Where ranks meet, as the environment says now."""
+    """Return where ranks meet according to the current environment."""
     return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
 def listen_where_asked() -> None:
-    """Let the store that torch makes on rank 0 listen at its own address alone; see ``stores.listening``.
+    """Make torch's store on rank 0 listen only at its own address; see ``stores.listening``.
 
-    And let the others wait for its answer no longer than their timeout, and never meet the store of the
-    default group before; see ``stores.in_turn``. A rank that cannot be is refused before it waits for any.
+    The others wait for its answer at most for their timeout, and never meet the previous default group's
+    store; see ``stores.in_turn``. An impossible rank is refused before it waits.
     """
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous._create_c10d_store
@@ -102,7 +101,7 @@ def listen_where_asked() -> None:
             return _stores.joined((hostname, port), connect, seconds)
         bound = None
         if not speaks_of_other_hosts(hostname, world_size, os.environ):
-            # taken, perhaps by this process's last store, or no port: torch knows
+            # taken, perhaps by this process's last store, or not a port; torch will say
             with contextlib.suppress(OSError, OverflowError):
                 bound = bound_socket(hostname, port)
         store = (
@@ -117,7 +116,7 @@ def listen_where_asked() -> None:
 
 
 def _asked_for(port: int, function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, which may ask whether the launcher's store is the one at ``port``."""
+    """Call ``function(*args)``, which may ask whether the launcher's store is the one at ``port``."""
     _asked.port = port
     try:
         return function(*args)
@@ -128,7 +127,7 @@ def _asked_for(port: int, function: Callable[..., Any], *args: Any) -> Any:
 def _listening(
     bound: socket.socket, host: str, world_size: int, timeout: timedelta, *, use_libuv: bool
 ) -> TCPStore:
-    """The store of a process that listens on ``bound``."""
+    """Create the store of a process that listens on ``bound``."""
     return TCPStore(
         host,
         bound.getsockname()[1],
@@ -142,21 +141,21 @@ def _listening(
 
 
 def remember_store(store: Any) -> None:
-    """Know a group's store again, if this process meets one at the same address; all members have joined."""
+    """Remember a group's store, to recognize it at the same address; all members have joined."""
     _stores.remember(store)
 
 
 def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, timeout: float) -> Any:
-    """A client of the store at ``host`` and ``port``.
+    """Return a client of the store at ``host`` and ``port``.
 
     Raises:
         DistBackendError: something accepts connections there and does not answer.
-        DistNetworkError: nothing listens there, or this process is to and cannot.
+        DistNetworkError: nothing listens there, or this process should but cannot.
     """
     cause = None
     try:
         return call_within(timeout + GRACE, connect)
-    except TimeoutError:  # torch's own tries may take longer than it is told
+    except TimeoutError:  # torch's own retries may exceed its timeout
         pass
     except dist.DistNetworkError as error:
         if _TAKEN in str(error):

@@ -1,4 +1,4 @@
-"""Where a store is, for error texts."""
+"""Where a store is, for error messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["where"]
 
 
 def where(store: Store) -> str:
-    """The store in words, with its address where it has one."""
+    """Describe the store, with its address if it has one."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return f"the store at {store.host}:{store.port}" if isinstance(store, TCPStore) else "the store"

@@ -1,7 +1,7 @@
-"""Calls that end in time, though torch may block in them for ever.
+"""Time limits for calls in which torch may block forever.
 
-The client of torch's store waits without a limit for the answer to most of what it asks, and holds its lock
-meanwhile: a server that is stopped, and so keeps its connections, stops all of its clients.
+The client of torch's store waits without limit for most answers, holding its lock: a stopped server, which
+keeps its connections, stops all of its clients.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TypeVar
 
 __all__ = ["GRACE", "call_within"]
 
-GRACE = 1.0  # seconds after its own timeout in which a store that works says what has happened
+GRACE = 1.0  # seconds after its own timeout within which a working store reports what happened
 
 Result = TypeVar("Result")
 
 
 def call_within(seconds: float, call: Callable[[], Result]) -> Result:
-    """What ``call`` returns or raises; it runs in a thread of its own.
+    """Return or raise what ``call`` does; it runs in its own thread.
 
     Args:
-        seconds: to wait. A call that takes longer is left behind, with all it holds.
-        call: releases the GIL where it blocks.
+        seconds: how long to wait. A call that takes longer is abandoned, with all it holds.
+        call: must release the GIL when it blocks.
 
     Raises:
         TimeoutError: it did not return in time.

@@ -1,9 +1,9 @@
-"""One store after another at one address: a rank that is early must not meet the one that is about to close.
+"""Consecutive stores at one address: an early rank must not meet the store that is about to close.
 
-Where no launcher serves a store, rank 0 of each default group does, at the address that all were given. After
-``destroy_process_group`` (or ``smp.shutdown``) a rank may ask for the second group's store while rank 0 still
-serves the first one's, and would lose it with the first group. So rank 0 gives every store that it makes a
-name of its own, and the others, who know the name of the last one, wait for another::
+If no launcher serves a store, rank 0 of each default group does, at a common address. After
+``destroy_process_group`` (or ``smp.shutdown``), a rank may ask for the second group's store while rank 0
+still serves the first one's, and would lose it with the first group. So rank 0 gives every store a unique
+name, and the others, who know the last one's name, wait for a new one::
 
     rank 0   serves a ............ closes a   serves b
     rank 1   joins a   leaves a   a, a, a ... joins b
@@ -37,16 +37,16 @@ class StoresInTurn:
         self._unread: set[Address] = set()
 
     def served(self, store: Store) -> None:
-        """Give the store that this process has just made its name."""
+        """Give a name to the store that this process has just created."""
         store.set(NAME, uuid.uuid4().hex)
-        store.check([NAME])  # which is answered after it; `set` does not wait until the name is there
+        store.check([NAME])  # answered after it, while `set` does not wait until the name is there
 
     def joined(self, address: Address, connect: Callable[[], Store], timeout: float) -> Store:
-        """A client of the store at ``address``, once it is another than the last one there.
+        """Return a client of the store at ``address``, once it differs from the last one there.
 
         Args:
             address: host and port, as this process was given them.
-            connect: makes a client, and raises if nothing answers there in time.
+            connect: creates a client, and raises if nothing answers in time.
             timeout: seconds to wait for another store.
 
         Raises:
@@ -79,7 +79,7 @@ class StoresInTurn:
             time.sleep(BETWEEN_LOOKS)
 
     def remember(self, store: Store) -> None:
-        """Read the name of a store that this process has joined; rank 0 has come to the group, too."""
+        """Read the name of a store that this process has joined, after rank 0 has joined the group, too."""
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         if not isinstance(store, TCPStore):
@@ -92,9 +92,9 @@ class StoresInTurn:
 
 
 def _connected_in_turn(connect: Callable[[], Store], timeout: float) -> Store:
-    """A client of whatever store is served; again, if the last one was closed while the client greeted it.
+    """Return a client of the current store; retry if the last one closed during the client's greeting.
 
-    torch itself tries again only until it is let in. What has lasted longer was another failure.
+    torch itself retries only until it is accepted. A failure after a longer time has another cause.
     """
     end = time.monotonic() + timeout / 2
     while True:

@@ -1,7 +1,7 @@
-"""Where the server of a store listens: at the address that the ranks were given, where that can be known.
+"""Where a store's server listens: at the address that the ranks were given, if that is known.
 
-torch's TCPStore listens on every interface of the host, whatever address it is given, and asks nobody who
-they are. A server whose ranks were sent to the loopback, or to an address of this host, listens there alone.
+torch's TCPStore listens on every interface of the host, whatever address it is given, and does not
+authenticate clients. A server whose ranks use the loopback, or an address of this host, listens only there.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IF
 
 
 def bound_socket(host: str, port: int) -> socket.socket | None:
-    """A socket bound to ``host``, not yet listening; None where a server must listen on every interface.
+    """Return a socket bound to ``host``, not yet listening; None if a server must use every interface.
 
     Args:
-        host: as the ranks were given it. Only the loopback and IP addresses of this host say where to listen:
-            the others may know a host's name by another address than the host itself.
+        host: as given to the ranks. Only the loopback and IP addresses of this host say where to listen;
+            other hosts may resolve a host name to a different address than the host itself.
         port: 0 takes a free one.
 
     Raises:
@@ -56,14 +56,14 @@ def bound_socket(host: str, port: int) -> socket.socket | None:
         bound.bind((address, port))
     except OSError as error:
         bound.close()
-        if error.errno == errno.EADDRNOTAVAIL:  # an address that something forwards to this host
+        if error.errno == errno.EADDRNOTAVAIL:  # an address that is forwarded to this host
             return None
         raise
     return bound
 
 
 def speaks_of_other_hosts(host: str, world_size: int | None, environ: Mapping[str, str]) -> bool:
-    """Whether ranks on other hosts may know by another address what the master was told as ``host``; pure.
+    """Whether ranks on other hosts may use another address for what the master calls ``host``; pure.
 
     Kubeflow's operator tells the master's pod "localhost" and all others the name of its service.
     """
@@ -74,17 +74,17 @@ def speaks_of_other_hosts(host: str, world_size: int | None, environ: Mapping[st
 def served_store(
     host: str, port: int, world_size: int | None, *, timeout: timedelta, wait_for_workers: bool = True
 ) -> TCPStore:
-    """A store that this process serves, at ``host`` alone where :func:`bound_socket` can.
+    """Return a store that this process serves, only at ``host`` if :func:`bound_socket` can.
 
     Raises:
         OSError: the port is taken.
-        DistError: as torch's TCPStore.
+        DistError: as in torch's TCPStore.
     """
     bound = bound_socket(host, port)
     if bound is None:
         return TCPStore(host, port, world_size, True, timeout, wait_for_workers)
     port = bound.getsockname()[1]
-    return TCPStore(  # which closes the descriptor
+    return TCPStore(  # closes the descriptor
         host, port, world_size, True, timeout, wait_for_workers, master_listen_fd=bound.detach()
     )
 
@@ -126,7 +126,7 @@ def gloo_is_on_loopback(environ: Mapping[str, str]) -> bool:
         return all(address is not None and ipaddress.ip_address(address).is_loopback for address in found)
     try:
         resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # Python encodes no name that DNS could not have
+    except (OSError, UnicodeError):  # Python cannot encode names that DNS cannot have
         return True
     usable = (str(address[0]) for *_, address in resolved if _can_bind(str(address[0])))
     return ipaddress.ip_address(next(usable, LOOPBACK)).is_loopback
@@ -142,9 +142,9 @@ def _can_bind(address: str) -> bool:
 
 
 def keep_on_loopback() -> None:
-    """Let what this process and its children start through Gloo, NCCL or RPC listen on the loopback alone.
+    """Make Gloo, NCCL and RPC in this process and its children listen only on the loopback.
 
-    A variable that is set already stands.
+    Variables that are already set do not change.
     """
     with contextlib.suppress(OSError):
         name = next((name for _, name in socket.if_nameindex() if address_of_interface(name) == LOOPBACK), "")

@@ -1,4 +1,4 @@
-"""A rank and a world size that do not fit: such a process would wait for a rank 0 that may not exist."""
+"""Refusing a rank that does not fit the world size, which might wait for a rank 0 that does not exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def require_place(rank: int, size: int) -> None:
     """Refuse a rank that a group of ``size`` does not have.
 
     Raises:
-        ValueError: it has none such, or nobody.
+        ValueError: the group has no such rank, or is empty.
     """
     if size < 1:
         raise ValueError(

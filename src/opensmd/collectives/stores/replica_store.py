@@ -1,18 +1,18 @@
-"""The store of a job whose replicas come and go: it outlives each of them, and says who is there.
+"""The store of an elastic job: it outlives all replicas, and says which are there.
 
-smdrun serves it, and writes down which attempts of a replica have ended. The ranks write down where they are,
-and agree in it on the members of every *generation*: the replicas that train together until one is lost or
-another one comes. An agreement is one value, and whoever writes it first decides for all.
+smdrun serves it, and records which attempts of a replica have ended. The ranks record where they are, and
+agree in it on the members of every *generation*: the replicas that train together until one is lost or joins.
+An agreement is one value, and whoever writes it first decides for all.
 
 =====================================  ==========================================================
 ``ended/REPLICA``                      how many attempts of this replica have ended
-``left/REPLICA/ATTEMPT``               the points that one had passed which came to its script's end
-``arrived/GENERATION/RANK``            what a rank says that wants to be in this generation
+``left/REPLICA/ATTEMPT``               the points that an attempt had passed when its script ended
+``arrived/GENERATION/RANK``            what a rank that wants to be in this generation says
 ``decided/GENERATION``                 its members
 ``ready/GENERATION``                   how many of their ranks have seen that
 ``settled/GENERATION``                 whether all have, or one has ended before
-``joining``, ``joining/NUMBER``        how many have asked to join, and each of them
-``over``                               why nobody is to start or join any more
+``joining``, ``joining/NUMBER``        how many have asked to join, and each request
+``over``                               why nothing may start or join any more
 =====================================  ==========================================================
 """
 
@@ -31,8 +31,8 @@ from opensmd.collectives.sealed import open_text, seal_text
 __all__ = ["FINISHED", "JobPlace", "Replica", "ReplicaStore"]
 
 ADDRESS, NUMBER, COUNT = "SMDRUN_REPLICAS_STORE", "SMDRUN_REPLICA", "SMDRUN_REPLICAS"
-FINISHED = ""  # why a job is over that ended well
-_TIMEOUT = timedelta(seconds=60)  # for an answer of the store's
+FINISHED = ""  # the reason if a job ended successfully
+_TIMEOUT = timedelta(seconds=60)  # for an answer from the store
 
 
 class Replica(NamedTuple):
@@ -47,12 +47,12 @@ class JobPlace:
     """Where smdrun has put this process.
 
     Attributes:
-        address: of the job's store.
-        replica: which this rank is part of.
-        replicas: that the job begins with.
-        rank: within its replica.
-        size: ranks of a replica.
-        local_rank, local_size: on the host, among the ranks of all replicas.
+        address: that of the job's store.
+        replica: the one this rank belongs to.
+        replicas: the initial number of replicas.
+        rank: the rank within its replica.
+        size: the number of ranks of a replica.
+        local_rank, local_size: among the ranks of all replicas on the host.
     """
 
     address: str
@@ -65,7 +65,7 @@ class JobPlace:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> JobPlace | None:
-        """What smdrun has said; None if its replicas do not come and go."""
+        """Read what smdrun has set; None if the job is not elastic."""
         if ADDRESS not in environ:
             return None
         number, replicas = int(environ[NUMBER]), int(environ[COUNT])
@@ -81,7 +81,7 @@ class JobPlace:
         )
 
     def variables(self) -> dict[str, str]:
-        """What to say to a rank, so that it finds this again."""
+        """Return the variables from which a rank can restore this."""
         first = self.replica.number * self.size
         return {
             ADDRESS: self.address,
@@ -106,93 +106,93 @@ class ReplicaStore:
 
     @classmethod
     def at(cls, address: str) -> ReplicaStore:
-        """A client of the store at ``host:port``."""
+        """Return a client of the store at ``host:port``."""
         host, _, port = address.rpartition(":")
         return cls(TCPStore(host, int(port), None, False, _TIMEOUT, wait_for_workers=False))
 
     def attempt_has_ended(self, replica: int) -> None:
-        """Said by smdrun when no process of the attempt is left."""
+        """Note that no process of the attempt is left; smdrun calls this."""
         self.store.add(f"ended/{replica}", 1)
 
     def has_ended(self, replica: Replica) -> bool:
-        """Whether no process of it is left."""
+        """Whether no process of the attempt is left."""
         return self.store.add(f"ended/{replica.number}", 0) > replica.attempt
 
     def end(self, why: str) -> None:
-        """Let nobody start or join any more; the first reason counts."""
+        """Let nothing start or join any more; the first reason counts."""
         self._decide("over", json.dumps(why))
 
     @property
     def over(self) -> str | None:
-        """Why nobody is to start any more, empty if all is done; None while the job goes on."""
+        """Return why nothing may start any more, empty if all is done; None while the job continues."""
         found: str | None = self._read("over")
         return found
 
     def arrive(self, generation: int, replica: Replica, rank: int, said: Any) -> None:
-        """A rank wants to be in a generation; ``said`` is for the others, as JSON has it."""
+        """Announce that a rank wants to be in a generation; ``said`` is for the others, as JSON."""
         self._write(f"arrived/{generation}/{_place(replica, rank)}", said)
 
     def arrived(self, generation: int, replica: Replica, size: int) -> list[Any]:
-        """What the ranks of a replica have said that have come to a generation."""
+        """Return what a replica's ranks have said on arriving at a generation."""
         return self._read_all([f"arrived/{generation}/{_place(replica, rank)}" for rank in range(size)])
 
     def decide(self, generation: int, decision: Any) -> None:
-        """Let this be the decision on a generation, unless there is one."""
+        """Make this the decision on a generation, unless there is one."""
         self._decide(f"decided/{generation}", json.dumps(decision))
 
     def decision(self, generation: int) -> Any:
-        """What was decided, None if nothing was."""
+        """Return the decision, or None."""
         return self._read(f"decided/{generation}")
 
     def is_ready(self, generation: int) -> None:
-        """Another rank of a generation has seen who its members are."""
+        """Note that another rank of a generation has seen its members."""
         self.store.add(f"ready/{generation}", 1)
 
     def ready(self, generation: int) -> int:
-        """How many ranks of a generation have seen that."""
+        """Return how many ranks of a generation have seen that."""
         return self.store.add(f"ready/{generation}", 0)
 
     def settle(self, generation: int, good: bool) -> bool:
-        """Say whether the groups of a generation are to be made; whoever says it first decides for all."""
+        """Decide whether to create the groups of a generation; the first decision counts for all."""
         self._decide(f"settled/{generation}", json.dumps(good))
         return bool(self._read(f"settled/{generation}"))
 
     def leave(self, replica: Replica, done: int) -> None:
-        """A replica has come to the end of its script."""
+        """Note that a replica has reached the end of its script."""
         self._write(f"left/{_place(replica)}", done)
 
     def left(self, replica: Replica) -> int | None:
-        """The points that a replica had passed which came to the end of its script."""
+        """Return the points that a replica had passed when its script ended."""
         found: int | None = self._read(f"left/{_place(replica)}")
         return found
 
     def ask_to_join(self, replica: Replica, said: Any) -> None:
-        """A replica wants to be in the next generation."""
-        # The request first: whoever sees the number finds it.
+        """Request to join the next generation."""
+        # The request first, so that whoever sees the number finds it.
         number = self.store.add("asked", 1)
         self._write(f"joining/{number}", [*replica, said])
         self.store.add("joining", 1)
 
     def requests(self) -> int:
-        """How many replicas have asked to join since the job began."""
+        """Return how many requests to join there have been since the start of the job."""
         return self.store.add("joining", 0)
 
     def joining(self, but: Collection[Replica]) -> dict[Replica, Any]:
-        """The replicas that have asked to join, with what they said, without those in ``but``."""
+        """Return the replicas that have asked to join, with what they said, except those in ``but``."""
         keys = [f"joining/{number}" for number in range(1, self.store.add("asked", 0) + 1)]
         found = {Replica(number, attempt): said for number, attempt, said in self._read_all(keys)}
         return {replica: said for replica, said in found.items() if replica not in but}
 
     def set_number(self, name: str, number: int) -> None:
-        """Keep a number for all."""
+        """Store a number for all."""
         self._write(f"number/{name}", number)
 
     def number(self, name: str) -> int:
-        """A number that was kept, 0 before."""
+        """Return a stored number, initially 0."""
         return int(self._read(f"number/{name}") or 0)
 
     def add(self, name: str) -> int:
-        """Count in a counter of this name, and say how far it has come."""
+        """Add to a counter of this name, and return its value."""
         return self.store.add(f"count/{name}", 1)
 
     def _write(self, key: str, value: Any) -> None:
@@ -205,7 +205,7 @@ class ReplicaStore:
         return json.loads(open_text(key, self.store.get(key))) if self.store.check([key]) else None
 
     def _read_all(self, keys: list[str]) -> list[Any]:
-        """What is there of these, in their order."""
+        """Return the existing values of these keys, in order."""
         if keys and self.store.check(keys):
             return [json.loads(open_text(key, self.store.get(key))) for key in keys]
         return [value for value in map(self._read, keys) if value is not None]
