@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -235,6 +237,42 @@ def test_a_failed_step_fails_on_all_ranks(pool: Pools, rank: int, good: int, lat
         failed = next(told for told in other[good:] if told != "fine")
         assert failed.startswith("PeerFailed") and "mine" in failed
     assert "mine" in other[-1]
+
+
+def interrupted() -> tuple[str, list[str]]:
+    """While another thread than the step's has the turn; with the modules that are still redirected."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    over = threading.Event()
+    with started(fails=True):
+        model = smp.DistributedModel(Net())
+        caller = threading.current_thread()
+        later = False
+
+        def train(x: Tensor) -> None:
+            out = model(x)
+            if later and smp.rank() == 0 and threading.current_thread() is not caller:
+                signal.pthread_kill(caller.ident or 0, signal.SIGINT)
+                over.wait(PATIENCE)
+            if later and smp.rank() == 1:
+                time.sleep(0.05)  # in which the other rank's first microbatch begins to wait
+            out.sum().item()
+
+        step = smp.step(train)
+        step(rows())
+        later = True
+        try:
+            told = outcome(lambda: step(rows()))
+        except KeyboardInterrupt as error:
+            told = repr(error)
+        left = [name for name, each in model.named_modules() if "forward" in each.__dict__]
+        over.set()
+    signal.signal(signal.SIGINT, usual)
+    return told, left
+
+
+def test_an_interrupt_ends_a_step_whoever_has_the_turn(pool: Pools) -> None:
+    first, _ = pool(2).run(interrupted)  # the other may have ended its part of the step before
+    assert first == ("KeyboardInterrupt()", [])
 
 
 # --- arguments -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -60,9 +61,11 @@ class MicrobatchRun:
         return next(self._course, _DONE)
 
     def abandon(self) -> None:
-        """Release everything, wherever the microbatch is, because the step has failed."""
-        self._course.close()
-        self._release()
+        """Let go of everything, wherever the microbatch is: the step has failed."""
+        # An interrupt ends the step at once, though another thread may have the turn, which then ends alone.
+        if inspect.getgeneratorstate(self._course) != inspect.GEN_RUNNING:
+            self._course.close()
+            self._release()
 
     def _run(self) -> Generator[Waiting, None, None]:
         value = self._call_function()

@@ -154,10 +154,13 @@ class Turns:
         self._runs = runs
         self._idle.append(self._main)
         first = self._next()
-        if first is not None:
-            self._idle.remove(self._main)
-            self._work(self._main, first)
-        self._runs = ()  # they refer back to this object, and their memory should not wait for the collector
+        try:
+            if first is not None:
+                self._idle.remove(self._main)
+                self._work(self._main, first)
+        except BaseException as error:  # an interrupt of this thread, while another one has the turn
+            self.error = self.error or error
+        self._runs = ()  # which refer back to this object: their memory shall not wait for the collector
         for worker in self._idle:
             if worker is not self._main:
                 worker.task = None
