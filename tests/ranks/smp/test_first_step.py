@@ -299,7 +299,45 @@ def test_another_batch_size_of_a_later_stage_is_said_and_an_empty_one_is_not(
     assert bool(told) is said
 
 
+def gradients_of_a_batch(as_empty: bool) -> Tensor:
+    """Of what the first rank's batch says of itself, as far as the step function asks for it."""
+    with started(microbatches=1):
+        model = smp.DistributedModel(Net())
+
+        def train(x: Tensor) -> Tensor:
+            x.retain_grad()
+            model.backward(model(x).sum())
+            assert x.grad is not None
+            return x.grad
+
+        other = rows(0) if as_empty else rows()
+        return smp.step(train)(rows().requires_grad_() if smp.rank() == 0 else other).concat()
+
+
+@pytest.mark.parametrize("as_empty", [True, False])
+def test_that_a_batch_requires_gradients_follows_from_the_first_ranks(pool: Pools, as_empty: bool) -> None:
+    wanted = rows().requires_grad_()
+    Net()(wanted).sum().backward()
+    for found in pool(2).run(gradients_of_a_batch, as_empty):
+        torch.testing.assert_close(found, wanted.grad)
+
+
 # --- planning ------------------------------------------------------------------------------------------
+
+
+def half_placed() -> list[str]:
+    """A hook fails that runs when the parts have their places, and their replicas are still to be made."""
+    with started(partitions=1, ddp=True):
+        model = smp.DistributedModel(Net())
+        model.register_post_partition_hook(lambda *_: {}["missing"])
+        step = smp.step(lambda x: model.backward(model(x).sum()))
+        return [outcome(lambda: step(rows())) for _ in range(2)]
+
+
+def test_a_model_whose_placing_failed_trains_no_further(pool: Pools) -> None:
+    for first, second in pool(2).run(half_placed):
+        assert first == "KeyError: 'missing'"
+        assert second.startswith("SMPError: an earlier step failed while the model's parts got their places")
 
 
 def failing_once() -> list[str]:

@@ -105,8 +105,8 @@ def _shape(value: Any) -> Any:
     """Return the argument without data."""
     if isinstance(value, Tensor):
         parts = () if is_one_piece(value) else tuple(map(_shape, pieces_of(value)))
-        # The shape of a composite tensor may be named differently in each process.
-        return (parts or tuple(value.shape), value.dtype, value.device.type)
+        # What is made of others may have a shape that each process names in its own way.
+        return (parts or tuple(value.shape), value.dtype, value.device.type, value.requires_grad)
     if isinstance(value, (str, int, float, bool, type(None), torch.dtype)):
         return repr(value)
     if isinstance(value, (tuple, list)):
@@ -149,13 +149,13 @@ class _Announced(NamedTuple):
 
     Attributes:
         positional, named: each argument; None for what stays every rank's own.
-        tensors: shape, dtype and kind of device of each tensor in them.
+        tensors: shape, dtype, kind of device and ``requires_grad`` of each tensor in them.
         forms: the shapes of the tensors in each argument, by its name.
     """
 
     positional: list[bytes | None]
     named: dict[str, bytes | None]
-    tensors: list[tuple[tuple[int, ...], torch.dtype, str]]
+    tensors: list[tuple[tuple[int, ...], torch.dtype, str, bool]]
     forms: dict[str, list[torch.Size]]
 
     @classmethod
@@ -163,8 +163,8 @@ class _Announced(NamedTuple):
         """Return what to announce; tensors are appended to ``tensors``."""
         positional = [_dumped(each, tensors) for each in args]
         named = {name: _dumped(each, tensors) for name, each in kwargs.items()}
-        shapes = [(tuple(each.shape), each.dtype, each.device.type) for each in tensors]
-        return cls(positional, named, shapes, _forms(args, kwargs))
+        known = [(tuple(each.shape), each.dtype, each.device.type, each.requires_grad) for each in tensors]
+        return cls(positional, named, known, _forms(args, kwargs))
 
     def with_data(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Arguments:
         """Return the arguments with these tensors; ``args`` and ``kwargs`` are this rank's own.
@@ -206,14 +206,18 @@ def _first_rank_arguments(
     announced: _Announced = sent[0]
     if not is_first:
         _warn_of_other_forms(_forms(args, kwargs), announced.forms)
-        tensors = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind in announced.tensors]
-    for tensor in tensors:
+        tensors = [
+            torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind, _ in announced.tensors
+        ]
+    for tensor, (*_, requires_grad) in zip(tensors, announced.tensors, strict=True):
         data = sendable(tensor)
         data = data.to(device) if data.is_cpu else data  # NCCL cannot carry CPU tensors
         dist.broadcast(data, group=group, group_src=0)
-        # What was sent from another layout, dtype or device has come into a copy.
-        if not is_first and data is not tensor:
-            tensor.copy_(data)
+        if not is_first:
+            # What was sent in another layout, dtype or place has come into a copy.
+            if data is not tensor:
+                tensor.copy_(data)
+            tensor.requires_grad_(requires_grad)
     return (args, kwargs) if is_first else announced.with_data(args, kwargs, tensors)
 
 
