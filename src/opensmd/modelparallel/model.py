@@ -273,6 +273,12 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
     def _run_step(self, call: StepCall) -> list[Any]:
         if self._backwards is not None or is_tracing():
             raise SMPError("a smp.step function was called inside another one; call them one after the other")
+        if self._is_half_placed:
+            raise SMPError(
+                "an earlier step failed while the model's parts got their places, so that what was to follow "
+                "is missing, such as the average over replicas: begin again with smp.shutdown, smp.init and "
+                "a new model"
+            )
         if self.gathered:
             raise SMPError(
                 "model.cpu() has put the whole model on every rank; it cannot run in steps any more, only as "
@@ -357,6 +363,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                 self._joins_from_first_step()
 
     def _place_by(self, first: FirstPlan) -> None:
+        self._is_half_placed = True
         self._known_plan = plan = first.plan
         pipeline = smp_state.groups[CommGroup.PP_GROUP]
         if smp_state.cfg.shards_parameters:

@@ -37,6 +37,7 @@ class RegroupedModel(ModelState):
     _comm_hooks: list[tuple[Any, CommHook]]
     _known_plan: Plan | None  # agreed upon, even if not all parts are placed yet
     joining: bool
+    _is_half_placed = False  # its parts are getting their places, or something has failed meanwhile
 
     @abstractmethod
     def _place_by(self, first: FirstPlan) -> None:
@@ -91,6 +92,7 @@ class RegroupedModel(ModelState):
             self._replicas = make_replicas(self, self._sharded, options)
             if self._runner is not None:
                 self._runner.reducer = self._replicas
+        self._is_half_placed = False
 
     def _compare_with_plan(self, engine: Engine) -> None:
         """Before the third step, compare the first two with the plan; switch to a better one if requested."""
