@@ -38,7 +38,7 @@ def call_key(
 def _named_key(kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
     # With their types, because 1, 1.0 and True are equal. Most calls have only plain values, and end here.
     kinds = tuple(map(type, kwargs.values()))
-    if _VALUES.issuperset(kinds):
+    if _VALUES.issuperset(kinds) and float not in kinds:
         return (kinds, *kwargs.items())
     return (*[(name, argument_key(each)) for name, each in kwargs.items()],)
 
@@ -48,9 +48,9 @@ def argument_key(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return tensor_key(value)
     kind = type(value)
-    if kind in _VALUES:
-        return (kind, value)
-    if isinstance(value, (int, float, str)):
+    if isinstance(value, float) and value != value:  # NaN, which equals nothing and would be new each time
+        return (kind, "nan")
+    if kind in _VALUES or isinstance(value, (int, float, str)):
         return (kind, value)
     if isinstance(value, (tuple, list)):
         return (kind, *[argument_key(each) for each in value])

@@ -41,6 +41,7 @@ def placed(home: int) -> torch.Tensor:
         (Output(torch.zeros(2)), Output(torch.ones(2))),
         (slice(0, 2), slice(0, 2)),
         (Unknown(), Unknown()),  # nothing is known alike of objects but their class
+        ([float("nan"), 1.0], [float("nan"), 1.0]),  # which equals nothing
     ],
 )
 def test_data_makes_no_difference(one: Any, other: Any) -> None:
@@ -70,6 +71,11 @@ def test_data_makes_no_difference(one: Any, other: Any) -> None:
 def test_form_home_type_and_plain_values_make_a_difference(one: Any, other: Any) -> None:
     assert key(one) != key(other)
     assert argument_key(one) != argument_key(other)
+
+
+def test_numbers_that_equal_nothing_are_alike_also_by_name() -> None:
+    assert key(fill=float("nan"), p=0.1) == key(fill=float("nan"), p=0.1)
+    assert key(fill=float("nan")) != key(fill=0.0)
 
 
 def test_so_do_names_of_arguments_and_the_epoch() -> None:
