@@ -161,6 +161,32 @@ def check_two_optimizers() -> None:
     assert len(ran) == 1, "hooks run once in a step, also after loading"
 
 
+class CountingSGD(torch.optim.SGD):
+    """Keeps something under a key of its own beside the state of parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def check_own_keys() -> None:
+    restart(partitions=2)
+    inner = module()
+    optimizer = DistributedOptimizer(CountingSGD(inner.parameters(), lr=0.1, momentum=0.9))
+    model = ModelState(inner)
+    split(model)
+    set_grads(inner, 1, model.is_local)
+    optimizer.step()
+    whole, part = optimizer.state_dict(), optimizer.local_state_dict()
+    assert list(whole["state"]) == [*range(8), "steps"]
+    for given in (whole, part):
+        optimizer.step()
+        optimizer.load_state_dict(given)
+        assert optimizer.state["steps"] == 1
+    optimizer._smp_follow_plan()
+    assert optimizer.state["steps"] == 1
+
+
 def check_rest() -> None:
     restart(partitions=2)
     for wrong, error in [
@@ -362,6 +388,12 @@ def test_optimizers_with_parameters_that_the_model_has_replaced_say_so(
     pool: Callable[[int], RankPool],
 ) -> None:
     pool(2).run(check_made_before)
+
+
+def test_what_an_optimizer_keeps_under_keys_of_its_own_is_saved_and_loaded(
+    pool: Callable[[int], RankPool],
+) -> None:
+    pool(2).run(check_own_keys, backend="gloo")
 
 
 def test_an_infinity_on_one_rank_skips_the_step_on_all(pool: Callable[[int], RankPool]) -> None:

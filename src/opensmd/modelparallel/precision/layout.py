@@ -115,7 +115,8 @@ class Layout:
             if given is not None:
                 group["param_names"] = [given[number - numbers[0]] for number in kept]
         for parameter in [parameter for parameter in state if id(parameter) not in self.local]:
-            del state[parameter]
+            if isinstance(parameter, torch.Tensor):  # others are the optimizer's own
+                del state[parameter]
 
     def renumbered(self, plain: Mapping[str, Any], groups: Sequence[ParameterGroup]) -> dict[str, Any]:
         """Return this rank's state dict under the whole optimizer's numbers.

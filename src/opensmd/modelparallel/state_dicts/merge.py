@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ __all__ = [
     "MODULE",
     "PARTIAL",
     "SLICES",
+    "flat_state",
     "is_partial",
     "marked",
     "merge_optimizers",
     "merge_trees",
+    "nested_state",
     "whole_later",
     "with_versions",
 ]
@@ -107,22 +109,34 @@ def merge_optimizers(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> 
                 f"partial optimizer state dicts do not belong together: part 0 has groups of "
                 f"{list(map(len, layout))} parameters, part {rank} of {list(map(len, found))}"
             )
-    flat = [
-        {(number, key): value for number, entries in part["state"].items() for key, value in _items(entries)}
-        for part in parts
-    ]
-    state: dict[Any, Any] = {number: {} for part in parts for number in part["state"]}
-    for (number, key), value in _united(flat, _axes(parts, tensor), tensor).items():
+    united = _united([flat_state(part["state"]) for part in parts], _axes(parts, tensor), tensor)
+    return {
+        **marked(parts[0]),
+        "state": nested_state(united, [number for part in parts for number in part["state"]]),
+        "param_groups": [dict(group) for group in parts[0]["param_groups"]],
+    }
+
+
+def flat_state(state: Mapping[Any, Any]) -> dict[tuple[Any, Any], Any]:
+    """Return the entries of an optimizer's state, by number and key; anything but a dict has None for a key."""
+    return {
+        (number, key): value
+        for number, entries in state.items()
+        for key, value in (entries.items() if isinstance(entries, Mapping) else [(None, entries)])
+    }
+
+
+def nested_state(flat: Mapping[tuple[Any, Any], Any], numbers: Iterable[Any] = ()) -> dict[Any, Any]:
+    """Undo :func:`flat_state`, in order; ``numbers`` without entries get an empty dict."""
+    state: dict[Any, Any] = {number: {} for number in [*numbers, *(number for number, _ in flat)]}
+    for (number, key), value in flat.items():
         if key is None:
             state[number] = value
         else:
             state[number][key] = value
+    # What an optimizer keeps under keys of its own comes last.
     ordered = sorted(state, key=lambda number: (not isinstance(number, int), number))
-    return {
-        **marked(parts[0]),
-        "state": {number: state[number] for number in ordered},
-        "param_groups": [dict(group) for group in parts[0]["param_groups"]],
-    }
+    return {number: state[number] for number in ordered}
 
 
 def whole_later(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> dict[str, Callable[[], Any]]:
@@ -136,11 +150,6 @@ def whole_later(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> dict[
     axes = _axes(parts, tensor)
     pieces = _pieces([marked(part) for part in parts], tensor)
     return {name: functools.partial(_entry, name, own, axes, tensor) for name, own in pieces.items()}
-
-
-def _items(entries: Any) -> list[tuple[Any, Any]]:
-    """Return the entries of a parameter's state; anything but a dict is one entry without a key."""
-    return list(entries.items()) if isinstance(entries, Mapping) else [(None, entries)]
 
 
 def _axes(parts: Sequence[Mapping[str, Any]], tensor: int) -> dict[Any, tuple[int, int]]:

@@ -19,32 +19,24 @@ from opensmd.modelparallel.ranks.shards import Shard
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, slices_in, whole_entries
 from opensmd.modelparallel.state_dicts.gather import unite
-from opensmd.modelparallel.state_dicts.merge import is_partial, merge_optimizers
+from opensmd.modelparallel.state_dicts.merge import flat_state, is_partial, merge_optimizers, nested_state
 
 __all__ = ["gathered_entries", "merged_parts", "slices_of_entries", "sliced_entries", "unsliced_state"]
-
-
-def _flat(own: Mapping[Any, Any]) -> dict[tuple[Any, Any], Any]:
-    return {(number, key): each for number, entries in own.items() for key, each in entries.items()}
 
 
 def gathered_entries(
     own: Mapping[Any, Any], layout: Layout | None = None, *, only_first: bool = False
 ) -> dict[Any, Any]:
     """Gather the state of all ranks' parameters, by number; with a ``layout``, slices become whole."""
-    flat = _flat(own)
+    flat = flat_state(own)
     if layout is not None:
         flat = whole_entries(flat, _shards_of_entries(flat, layout))
-    united = unite(flat, group=state.groups[CommGroup.PP_GROUP], only_first=only_first)
-    gathered: dict[Any, Any] = {}
-    for number, key in sorted(united, key=lambda each: each[0]):
-        gathered.setdefault(number, {})[key] = united[(number, key)]
-    return gathered
+    return nested_state(unite(flat, group=state.groups[CommGroup.PP_GROUP], only_first=only_first))
 
 
 def slices_of_entries(own: Mapping[Any, Any], layout: Layout) -> list[list[Any]]:
     """Return a partial state dict's description of its slices."""
-    flat = _flat(own)
+    flat = flat_state(own)
     return slices_in(flat, _shards_of_entries(flat, layout))
 
 
@@ -99,7 +91,7 @@ def unsliced_state(given: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     names = optimizer._smp_names()
     known = dict(zip(stored, zip(names, parameters, strict=True), strict=True))
     shards = state.model.shards
-    flat = _flat({number: each for number, each in given["state"].items() if number in known})
+    flat = flat_state({number: each for number, each in given["state"].items() if number in known})
     split = {
         (number, key): shards[known[number][0]]
         for (number, key), each in flat.items()
