@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,24 @@ def test_a_rank_that_waits_for_a_save_alone_hurries_all_others(
     pool: Pools, tmp_path: Path, waiting: int
 ) -> None:
     assert pool(2).run(one_waits, str(tmp_path), waiting) == [True, True]
+
+
+def elsewhere(folder: str) -> list[str]:
+    """A script that goes to another folder after its save has begun."""
+    restart(partitions=2)
+    model = smp.DistributedModel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    smp.step(lambda rows: model(rows))(torch.ones(4, 4))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        save = smp.save_checkpoint("saved", "one", model=model, blocking=False)
+        os.chdir(before)
+        save.wait()
+    finally:
+        os.chdir(before)
+    smp.barrier()
+    return sorted(file.name for file in (Path(folder) / "saved").iterdir())
+
+
+def test_a_relative_path_is_that_of_the_call(pool: Pools, tmp_path: Path) -> None:
+    assert pool(2).run(elsewhere, str(tmp_path)) == [["newest", "one_partial"]] * 2

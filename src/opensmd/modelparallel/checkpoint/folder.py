@@ -105,7 +105,7 @@ def save_checkpoint(
     snapshot = together(
         world,
         lambda: take_snapshot(
-            Path(path),
+            Path(path).absolute(),  # the script may go to another folder before a thread writes
             tag,
             partial=partial,
             model=model,

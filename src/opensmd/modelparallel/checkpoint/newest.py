@@ -30,7 +30,7 @@ def write_newest(folder: Path, tag: str, *, partial: bool) -> None:
     path = folder / "newest"
     aside = path.with_name(pending_name(path.name, uuid.uuid4().hex))
     try:
-        with aside.open("w") as file:
+        with aside.open("w", encoding="utf-8") as file:
             file.write(f"{tag}{_PARTIAL if partial else ''}\n")
             file.flush()
             os.fsync(file.fileno())
