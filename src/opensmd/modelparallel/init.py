@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import warnings
@@ -66,9 +67,20 @@ def init(config: Mapping[str, Any] | None = None, **settings: Any) -> None:
     tensor_memory.keep()
     if cfg.elastic is not None and _begin_elastic(cfg, cfg.elastic):
         return
-    owns_world = not dist.is_initialized()
-    if owns_world:
-        _join_world()
+    if dist.is_initialized():
+        _enter_world(cfg, owns_world=False)
+        return
+    _join_world()
+    try:
+        _enter_world(cfg, owns_world=True)
+    except BaseException:
+        dist.destroy_process_group()  # nobody else would: a further call would take it for the script's
+        raise
+    atexit.register(shutdown)
+
+
+def _enter_world(cfg: Config, *, owns_world: bool) -> None:
+    """Find this rank's place in torch's default group, and make the other groups."""
     size, rank = dist.get_world_size(), dist.get_rank()
     locality = meet()
     layers: tuple[str, ...] = ()
@@ -80,8 +92,6 @@ def init(config: Mapping[str, Any] | None = None, **settings: Any) -> None:
     groups = Groups(grid, rank)
     state.fill(cfg=cfg, grid=grid, groups=groups, rank=rank, locality=locality, owns_world=owns_world)
     state.checkpointed_layers = layers
-    if owns_world:
-        atexit.register(shutdown)
 
 
 def shutdown() -> None:
@@ -90,16 +100,21 @@ def shutdown() -> None:
         return
     if state.elastic is not None:
         state.elastic.end()
-    try:
+    with contextlib.ExitStack() as undoing:  # all of it, whatever raises
+        undoing.callback(_leave_world)
         for undo in state.undoing:
-            undo()
-    finally:
+            undoing.callback(undo)
+
+
+def _leave_world() -> None:
+    try:
         if state.engine is not None:
             state.engine.close()
         if dist.is_initialized() and state.groups[CommGroup.WORLD] is dist.group.WORLD:
             state.groups.destroy()
             if state.owns_world:
                 dist.destroy_process_group()
+    finally:
         state.clear()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
@@ -56,3 +57,21 @@ def test_a_model_its_dry_run_and_its_threads_are_gone_after_shutdown(
     pool: Callable[[int], RankPool], measured: bool
 ) -> None:
     pool(2).run(nothing_is_left, measured)
+
+
+def fails_at_first() -> list[bool]:
+    """Whether the default group of a call that failed, and that of the next one, are left."""
+    smp.shutdown()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    left = []
+    with pytest.raises(ValueError, match="3 partitions"):
+        smp.init({"partitions": 3})
+    left.append(dist.is_initialized())
+    smp.init({"partitions": 2})
+    smp.shutdown()
+    return [*left, dist.is_initialized()]
+
+
+def test_a_group_that_a_failed_call_has_made_goes_with_it(pool: Callable[[int], RankPool]) -> None:
+    assert pool(2).run(fails_at_first) == [[False, False]] * 2
