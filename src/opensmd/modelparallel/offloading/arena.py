@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections import defaultdict
+from bisect import bisect
+from collections import deque
 
 import torch
 from torch import Tensor
@@ -34,7 +35,8 @@ class Arena:
         self.folder = folder
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open as long as this
         self._end = 0
-        self._free: dict[int, list[int]] = defaultdict(list)
+        self._free: list[tuple[int, int]] = []  # from where to where, in order, with something taken between
+        self._given_back: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -43,18 +45,40 @@ class Arena:
         return self._end
 
     def take(self, size: int) -> int:
-        """Reserve ``size`` bytes until :meth:`give_back`, and return their offset."""
-        rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
+        """Return an offset with room for ``size`` bytes, until :meth:`give_back`."""
+        rounded = _rounded(size)
         with self._lock:
-            if self._free[rounded]:
-                return self._free[rounded].pop()
-            offset, self._end = self._end, self._end + rounded
-            return offset
+            while self._given_back:
+                self._join(*self._given_back.popleft())
+            places = [place for place, (start, end) in enumerate(self._free) if end - start >= rounded]
+            if not places:
+                return self._grow(rounded)
+            # The smallest that is large enough, so that batches of many lengths leave the large ones whole.
+            place = min(places, key=lambda place: self._free[place][1] - self._free[place][0])
+            start, end = self._free.pop(place)
+            if start + rounded < end:
+                self._free.insert(place, (start + rounded, end))
+            return start
 
     def give_back(self, offset: int, size: int) -> None:
-        """Free the space at ``offset``."""
-        with self._lock:
-            self._free[-(-size // _ALIGNMENT) * _ALIGNMENT].append(offset)
+        """Free the room at ``offset`` again; waits for no lock, as the garbage collector may call it."""
+        self._given_back.append((offset, offset + _rounded(size)))
+
+    def _grow(self, size: int) -> int:
+        """Return an offset with room at the end of the file."""
+        start = self._free.pop()[0] if self._free and self._free[-1][1] == self._end else self._end
+        self._end = start + size
+        return start
+
+    def _join(self, start: int, end: int) -> None:
+        """Put free room among what is free beside it."""
+        place = bisect(self._free, (start, end))
+        if place < len(self._free) and self._free[place][0] == end:
+            end = self._free.pop(place)[1]
+        if place and self._free[place - 1][1] == start:
+            place -= 1
+            start = self._free.pop(place)[0]
+        self._free.insert(place, (start, end))
 
     def write(self, tensor: Tensor, offset: int) -> None:
         """Write a contiguous CPU tensor.
@@ -86,6 +110,10 @@ class Arena:
             if count == 0:
                 raise OSError(f"the file of offloaded activations in {self.folder} ends at byte {offset}")
             left, offset = left[count:], offset + count
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

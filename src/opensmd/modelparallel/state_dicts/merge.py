@@ -118,7 +118,7 @@ def merge_optimizers(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> 
 
 
 def flat_state(state: Mapping[Any, Any]) -> dict[tuple[Any, Any], Any]:
-    """Return the entries of an optimizer's state, by number and key; anything but a dict has None for a key."""
+    """Return an optimizer's entries by number and key; anything but a dict is one entry without a key."""
     return {
         (number, key): value
         for number, entries in state.items()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,32 @@ def test_tensors_come_back_with_every_bit_whatever_their_type_and_shape(tmp_path
         assert torch.equal(read.view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8))
 
 
-def test_room_that_was_given_back_is_used_again_by_what_fits_exactly(tmp_path: Path) -> None:
+def test_room_that_was_given_back_is_used_again_by_what_fits_best(tmp_path: Path) -> None:
     arena = Arena(str(tmp_path))
-    first, second = arena.take(5000), arena.take(5000)
-    assert abs(first - second) >= 5000 and arena.bytes == 4 * 4096
-    arena.give_back(first, 5000)
-    assert arena.take(4096) not in (first, second)
-    assert arena.take(8192) == first
+    sizes = [5000, 100, 4097, 4096, 20000]
+    places = [arena.take(size) for size in sizes]
+    assert arena.bytes == (2 + 1 + 2 + 1 + 5) * 4096
+    arena.give_back(places[4], sizes[4])
+    arena.give_back(places[0], sizes[0])
+    assert arena.take(8192) == places[0]
+    arena.give_back(places[2], sizes[2])
+    arena.give_back(places[1], sizes[1])
+    assert arena.take(3 * 4096) == places[1]  # of both together
+    assert arena.bytes == 11 * 4096
+
+
+def test_batches_of_many_lengths_need_no_more_than_the_longest_ones(tmp_path: Path) -> None:
+    arena, rng = Arena(str(tmp_path)), random.Random(0)
+    largest = 0
+    for _ in range(200):
+        sizes = [rng.randrange(1, 40) * 4096] * 6  # one step's layers
+        taken = [(arena.take(size), size) for size in sizes]
+        ranges = sorted((at, at + size) for at, size in taken)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+        largest = max(largest, sum(sizes))
+        for at, size in rng.sample(taken, len(taken)):
+            arena.give_back(at, size)
+    assert arena.bytes <= largest
 
 
 def test_the_file_has_no_name(tmp_path: Path) -> None:
