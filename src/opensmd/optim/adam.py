@@ -24,6 +24,8 @@ class FusedAdam(FusedOptimizer):
         set_grad_none: what ``zero_grad()`` does by default.
     """
 
+    _attributes = (*FusedOptimizer._attributes, "adam_w_mode")
+
     def __init__(
         self,
         params: ParamsT,

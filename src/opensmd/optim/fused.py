@@ -53,9 +53,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         set_grad_none: what ``zero_grad()`` does by default.
     """
 
+    _attributes: tuple[str, ...] = ("set_grad_none",)  # settings that are the same for all groups
+
     def __init__(self, params: ParamsT, defaults: dict[str, Any], *, set_grad_none: bool = True) -> None:
         self.set_grad_none = set_grad_none
         super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied and pickled: torch's groups and state, and these attributes."""
+        own = {name: getattr(self, name) for name in self._attributes}
+        return {**super().__getstate__(), **own}
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Set gradients to None, or to zero with ``set_grad_none=False`` and no argument."""

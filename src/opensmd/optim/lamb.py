@@ -30,8 +30,11 @@ class FusedLAMB(FusedOptimizer):
 
     Attributes:
         norm_group: the ranks over which the norm of gradients is taken; ``smp.DistributedOptimizer`` sets it
-            to those of the model's replica, so that a partitioned model is updated like a whole one.
+            to those of the model's replica, so that a partitioned model is updated like a whole one; None in a copy.
     """
+
+    norm_group: dist.ProcessGroup | None = None
+    _attributes = (*FusedOptimizer._attributes, "adam_w_mode", "use_nvlamb")
 
     def __init__(
         self,
@@ -52,8 +55,6 @@ class FusedLAMB(FusedOptimizer):
         check_betas("FusedLAMB", betas, lr, eps)
         self.adam_w_mode = adam_w_mode
         self.use_nvlamb = use_nvlamb
-        self.norm_group: dist.ProcessGroup | None = None
-        self._shrink = torch.ones(())
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,

@@ -30,6 +30,8 @@ class FusedNovoGrad(FusedOptimizer):
         set_grad_none: what ``zero_grad()`` does by default.
     """
 
+    _attributes = (*FusedOptimizer._attributes, "reg_inside_moment")
+
     def __init__(
         self,
         params: ParamsT,

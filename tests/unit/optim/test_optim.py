@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -169,6 +170,21 @@ def test_state_survives_saving_half_precision_learns_and_schedulers_work(kind: A
     resumed.load_state_dict(learning.state_dict())
     torch.testing.assert_close(resumed.state[half], learning.state[half], rtol=0, atol=0)  # of float32
     resumed.step()
+
+
+@pytest.mark.parametrize("kind", [FusedAdam, FusedLAMB, FusedNovoGrad])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_copies_train_on_alike(kind: Any, copied: Callable[[Any], Any]) -> None:
+    made = kind(parameters(), lr=0.1)
+    again = copied(made)
+    for step in range(2):
+        for each in (made, again):
+            for param, grad in zip(each.param_groups[0]["params"], gradients(step), strict=True):
+                param.grad = grad.clone()
+            each.step()
+            each.zero_grad()
+    for one, other in zip(made.param_groups[0]["params"], again.param_groups[0]["params"], strict=True):
+        assert torch.equal(one, other) and one.grad is other.grad is None
 
 
 @pytest.mark.parametrize("kind", [FusedAdam, FusedLAMB, FusedNovoGrad])
