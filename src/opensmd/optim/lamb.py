@@ -30,7 +30,8 @@ class FusedLAMB(FusedOptimizer):
 
     Attributes:
         norm_group: the ranks over which the norm of gradients is taken; ``smp.DistributedOptimizer`` sets it
-            to those of the model's replica, so that a partitioned model is updated like a whole one; None in a copy.
+            to those of the model's replica, so that a partitioned model is updated like a whole one; None in
+            a copy.
     """
 
     norm_group: dist.ProcessGroup | None = None

@@ -33,12 +33,12 @@ _COLOURS = (36, 33, 32, 35, 34, 31)
 
 @dataclass(eq=False)
 class _Stream:
-    """One pipe from one rank."""
+    """One pipe from one rank; ``write`` is None when no process is started that could open it."""
 
     rank: int
     out: TextIO
     read: int
-    write: int
+    write: int | None
     lines: LineAssembler = field(default_factory=LineAssembler)
     shown: float = float("-inf")
     fed: float = 0.0
@@ -88,6 +88,16 @@ class Console(threading.Thread):
         with self._lock:
             self._reports[path] = rank
 
+    def end_attempt(self, rank: int) -> None:
+        """Close what the last processes of a rank have written to, once that is read: it starts again."""
+        with self._lock:
+            self._look_for_reports()
+            self._reports = {path: other for path, other in self._reports.items() if other != rank}
+            for stream in self._streams:
+                if stream.rank == rank and stream.write is not None:
+                    os.close(stream.write)
+                    stream.write = None
+
     def run(self) -> None:
         """Forward output until :meth:`finish` is called."""
         while not self._ending.is_set():
@@ -95,7 +105,7 @@ class Console(threading.Thread):
             with self._lock:
                 self._drain()
                 self._look_for_reports()
-                self._show_rests(idle=IDLE)
+                self._show_rests()
 
     def finish(self) -> None:
         """Show all that is left and close the pipes; ordering the reports still held is up to the caller."""
@@ -103,12 +113,8 @@ class Console(threading.Thread):
         self.join()
         with self._lock:
             self._drain()
-            self._show_rests(idle=None)
-            for stream in self._streams:
-                self._selector.unregister(stream.read)
-                os.close(stream.read)
-                os.close(stream.write)
-            self._streams.clear()
+            for stream in list(self._streams):
+                self._close(stream)
             for path, rank in self._reports.items():
                 self._log(rank, reports.read(path, rank))
         self._selector.close()
@@ -134,14 +140,27 @@ class Console(threading.Thread):
 
     def _drain(self) -> None:
         """Read all that is in the pipes now, but not more from a rank that never stops writing."""
-        for stream in self._streams:
+        for stream in list(self._streams):
             for _ in range(READS):
-                if not (data := _read(stream.read)):
+                data = _read(stream.read)
+                if data is None:
+                    self._close(stream)
+                if not data:
                     break
                 stream.fed = time.monotonic()
                 self._log(stream.rank, data)
                 for segment in stream.lines.feed(data):
                     self._show(stream, segment)
+
+    def _close(self, stream: _Stream) -> None:
+        """Close a pipe through which nothing comes any more."""
+        self._streams.remove(stream)
+        if stream.lines.waiting:
+            self._put(stream, stream.lines.take_rest().text, finished=True)
+        self._selector.unregister(stream.read)
+        os.close(stream.read)
+        if stream.write is not None:
+            os.close(stream.write)
 
     def _look_for_reports(self) -> None:
         now = time.monotonic()
@@ -183,14 +202,11 @@ class Console(threading.Thread):
             stream.shown = time.monotonic()
             self._put(stream, segment.text, finished=True)
 
-    def _show_rests(self, *, idle: float | None) -> None:
-        """Show unfinished lines: on a terminal when their rank pauses, elsewhere only at the very end."""
+    def _show_rests(self) -> None:
+        """Show unfinished lines on a terminal when their rank pauses; elsewhere only at the very end."""
         for stream in self._streams:
-            if not stream.lines.waiting:
-                continue
-            if idle is None:
-                self._put(stream, stream.lines.take_rest().text, finished=True)
-            elif stream.out.isatty() and time.monotonic() - stream.fed > idle:
+            pauses = time.monotonic() - stream.fed > IDLE
+            if stream.lines.waiting and pauses and stream.out.isatty():
                 self._put(stream, stream.lines.take_rest().text, finished=False)
 
     def _put(self, stream: _Stream, text: str, *, finished: bool) -> None:
@@ -227,8 +243,9 @@ class Console(threading.Thread):
         return f"[{rank}] "
 
 
-def _read(fd: int) -> bytes:
+def _read(fd: int) -> bytes | None:
+    """Return what has come; None at the end, when nobody can write any more."""
     try:
-        return os.read(fd, 65536)
+        return os.read(fd, 65536) or None
     except BlockingIOError:
         return b""

@@ -55,6 +55,7 @@ class RankLogs(LogsSpecs):
             rank = int(env["RANK"])
             folder = self._folder / f"attempt-{env['TORCHELASTIC_RESTART_COUNT']}" / str(rank)
             folder.mkdir(parents=True)
+            self._console.end_attempt(rank)
             report = folder / "error.json"
             env["TORCHELASTIC_ERROR_FILE"] = files[local_rank] = str(report)
             outs[local_rank] = self._console.open(rank, sys.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from pathlib import Path
 
 from opensmd.launch.output.console import Console
 
@@ -51,3 +52,18 @@ def test_progress_bars_of_two_ranks_do_not_write_into_each_other_on_a_terminal()
     text = shown(Terminal(), (0, b"10%\r20%\r30%"), (1, b"hello\n"), (0, b"\n"))
     plain = text.replace("\x1b[36m", "").replace("\x1b[33m", "").replace("\x1b[0m", "")
     assert plain == "[0] 10%\r\x1b[K[0] 20%\n[1] hello\n[0] 30%\n"
+
+
+def test_what_a_rank_has_written_to_is_closed_when_it_starts_again() -> None:
+    console, out = Console(), io.StringIO()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for attempt in range(3):
+        console.end_attempt(0)
+        pen = os.open(console.open(0, out), os.O_WRONLY)
+        os.write(pen, b"attempt %d" % attempt)
+        os.close(pen)
+        console._drain()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 2  # both ends of one pipe
+    console.start()
+    console.finish()
+    assert out.getvalue() == "[0] attempt 0\n[0] attempt 1\n[0] attempt 2\n"
