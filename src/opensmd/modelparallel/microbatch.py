@@ -84,7 +84,10 @@ _known: weakref.WeakKeyDictionary[Callable[..., Any], _Parameters] = weakref.Wea
 
 
 def _parameters(function: Callable[..., Any]) -> _Parameters:
-    parameters = _known.get(function)
+    try:
+        parameters = _known.get(function)
+    except TypeError:  # an object that has no hash, as dataclasses have none, or no weak references
+        return _read_parameters(function)
     if parameters is None:
         parameters = _known[function] = _read_parameters(function)
     return parameters

@@ -41,6 +41,25 @@ def fixed(data: Any, mask: Any) -> None:
     """A signature without room for more."""
 
 
+@dataclass
+class WithoutHash:
+    def __call__(self, data: Any) -> None:
+        """A dataclass, as it can be compared, has no hash."""
+
+
+class WithoutReferences:
+    __slots__ = ()
+
+    def __call__(self, data: Any) -> None:
+        """An object with slots alone can have no weak references."""
+
+
+@pytest.mark.parametrize("function", [WithoutHash(), WithoutReferences()])
+def test_step_functions_may_be_any_objects_that_can_be_called(function: Any) -> None:
+    calls = split_arguments(function, (torch.arange(4),), {}, microbatches=2, non_split_inputs=["data"])
+    assert [args[0].tolist() for args, _ in calls] == [[0, 1, 2, 3]] * 2
+
+
 def test_tensors_are_cut_along_axis_zero_into_views() -> None:
     data = torch.arange(8.0).reshape(4, 2)
     calls = split_arguments(step, ("model", data), {"target": torch.arange(4)}, microbatches=2)
