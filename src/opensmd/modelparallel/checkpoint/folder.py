@@ -245,6 +245,11 @@ def _require_name(tag: object) -> None:
             f"smp.save_checkpoint: the tag {tag!r} cannot be the name of a file: leave out the slash, or "
             "put folders into the path"
         )
+    if tag == "newest":
+        raise ValueError(
+            "smp.save_checkpoint: the tag 'newest' is the name of the file that says which checkpoint is the "
+            "newest; give another"
+        )
 
 
 def _with_shapes(user_content: Any, model: ModelState) -> Any:
