@@ -80,8 +80,12 @@ def run_gradients(transport: HostsTransport, rank: int) -> None:
 def run_messages(hosts: str) -> None:
     init_on(hosts)
     group: Any = dist.group.WORLD
-    transport = opened(group)
     rank = dist.get_rank()
+    earlier = opened(group)
+    run_in_any_order(earlier, rank)
+    earlier.flush()
+    earlier.close()
+    transport = opened(group)  # which gets all that comes from now on
     run_in_any_order(transport, rank)
     run_gradients(transport, rank)
     if rank == 0:

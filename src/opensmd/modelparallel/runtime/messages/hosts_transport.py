@@ -8,9 +8,10 @@ A message is a letter with its tag and size and, if short, its data::
     letter (tag, bytes, up to 496 of data) ─► received ahead ──► inbox ───► ready, take, wait_any
     payload, if it is more ─────────────────► received in full ┘
 
-smddp carries them through shared memory on one host, and over the network between hosts. A rank's last letter
-is a farewell; if its connection closes without one, it has died, which is an error for ranks that wait for
-it.
+smddp carries them through shared memory between ranks of one host, and over the network between others. The
+last letters of a rank are farewells, as many as others have made memory for: what a group of the script's own
+carries afterwards is the next transport's. Connections that close without one are those of a rank that has
+died, which is an error for who waits for it.
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ class HostsTransport:
         end = time.monotonic() + _PARTING
         for rank in self._receivers:
             with contextlib.suppress(RuntimeError):  # it may be gone
-                self._post(rank, _FAREWELL, torch.empty(0, dtype=torch.uint8, device="cpu"))
+                for _ in range(_AHEAD):
+                    self._post(rank, _FAREWELL, torch.empty(0, dtype=torch.uint8, device="cpu"))
         for thread in self._receivers.values():
             thread.join(max(0.0, end - time.monotonic()))
 
@@ -234,7 +236,7 @@ class HostsTransport:
                 work.wait(_FOREVER)
                 tag, size = _HEAD.unpack(letter[: _HEAD.size].numpy().tobytes())
                 if tag == _FAREWELL:
-                    return
+                    break
                 data = letter[_HEAD.size : _HEAD.size + size]
                 if size > data.numel():
                     work, data = self._irecv(source, _PAYLOADS, size)
@@ -242,6 +244,10 @@ class HostsTransport:
                 self._inbox.put((source, tag), data)
         except RuntimeError as error:
             self._inbox.lose(source, str(error))
+            return
+        with contextlib.suppress(RuntimeError):  # having taken its leave, it may be gone
+            for work, _ in ahead:
+                work.wait(_FOREVER)
 
     def _irecv(self, source: int, tag: int, size: int) -> tuple[dist.Work, Tensor]:
         into = torch.empty(size, dtype=torch.uint8, device="cpu")
