@@ -241,8 +241,14 @@ def test_a_failed_step_fails_on_all_ranks(pool: Pools, rank: int, good: int, lat
 
 def interrupted() -> tuple[str, list[str]]:
     """While another thread than the step's has the turn; with the modules that are still redirected."""
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    over = threading.Event()
+    heard, over = threading.Event(), threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGINT, interrupt)
     with started(fails=True):
         model = smp.DistributedModel(Net())
         caller = threading.current_thread()
@@ -251,7 +257,8 @@ def interrupted() -> tuple[str, list[str]]:
         def train(x: Tensor) -> None:
             out = model(x)
             if later and smp.rank() == 0 and threading.current_thread() is not caller:
-                signal.pthread_kill(caller.ident or 0, signal.SIGINT)
+                while not heard.wait(0.05):  # one that comes before the caller waits does not wake it
+                    signal.pthread_kill(caller.ident or 0, signal.SIGINT)
                 over.wait(PATIENCE)
             if later and smp.rank() == 1:
                 time.sleep(0.05)  # in which the other rank's first microbatch begins to wait
