@@ -50,6 +50,7 @@ def send_state(objects: Mapping[str, Any], position: LoopPosition, *, receives: 
         SMPError: a new replica's optimizers, scalers or objects differ from the others'.
     """
     group = state.groups[CommGroup.DP_GROUP]
+    state.let_unused_go()  # so that all have the same
     announced: list[Any] = [_described(objects, position) if dist.get_rank(group) == 0 else None]
     dist.broadcast_object_list(announced, group=group, group_src=0)
     if receives:

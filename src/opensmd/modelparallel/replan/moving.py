@@ -40,6 +40,7 @@ def replan(model: ModelState, engine: Engine, plan: Plan) -> bool:
     Returns:
         Whether parts have moved, so that the model needs new replicas; if they cannot, the log says why.
     """
+    state.let_unused_go()  # so that all ranks have the same optimizers
     before, module, group = engine.plan, model.get_module(), state.groups[CommGroup.PP_GROUP]
     replicas = engine.reducer if isinstance(engine.reducer, Replicas) else None
     if replicas is not None and replicas.backward_passes_per_step > 1:
