@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.checkpoint.saving import pacing
+from opensmd.modelparallel.checkpoint.saving import pacing, saving_thread
 from tests.support.equality import Pools
 from tests.support.partitioned import restart
 
@@ -65,3 +66,19 @@ def elsewhere(folder: str) -> list[str]:
 
 def test_a_relative_path_is_that_of_the_call(pool: Pools, tmp_path: Path) -> None:
     assert pool(2).run(elsewhere, str(tmp_path)) == [["newest", "one_partial"]] * 2
+
+
+def in_other_groups(folder: str) -> tuple[int, list[str]]:
+    """Save before and after the groups are made anew; how many threads there are then, and what is saved."""
+    restart(ddp=True)
+    smp.save_checkpoint(folder, "one", user_content=1, blocking=False)
+    smp.init({"ddp": True, "partitions": 2})
+    save = smp.save_checkpoint(folder, "two", user_content=2, blocking=False)
+    save.wait()
+    smp.barrier()
+    threads = [thread for thread in threading.enumerate() if thread.name == saving_thread.NAME]
+    return len(threads), sorted(file.name for file in Path(folder).iterdir())
+
+
+def test_groups_that_are_made_anew_leave_no_thread_of_the_old_ones_saves(pool: Pools, tmp_path: Path) -> None:
+    assert pool(2).run(in_other_groups, str(tmp_path)) == [(1, ["newest", "one_partial", "two_partial"])] * 2

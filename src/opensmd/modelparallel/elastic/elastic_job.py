@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from opensmd.collectives.locality import Locality
 from opensmd.collectives.stores.replica_store import JobPlace, Replica, ReplicaStore
+from opensmd.modelparallel.checkpoint.saving.background import end_background_saves
 from opensmd.modelparallel.elastic.agreement import Agreement
 from opensmd.modelparallel.elastic.job_groups import leave_groups, make_world
 from opensmd.modelparallel.elastic.join_requests import JoinRequests
@@ -192,6 +193,8 @@ class ElasticJob:
             SMPError: this replica cannot continue; chained to ``error``, if there is one.
         """
         began = time.monotonic()
+        if error is None:
+            end_background_saves()  # whose ranks are all there
         while True:
             self._leave_groups()
             try:

@@ -8,7 +8,10 @@ calls none of these, they are printed at its end.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import gc
+import logging
 import os
 import sys
 import threading
@@ -29,10 +32,12 @@ from opensmd.modelparallel.checkpoint.saving.snapshot import HostCopies, Snapsho
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.ranks.groups import default_group
+from opensmd.modelparallel.ranks.groups import Groups, default_group
 from opensmd.modelparallel.state import state
 
-__all__ = ["BackgroundSave", "finish_background_save", "save_in_background"]
+__all__ = ["BackgroundSave", "end_background_saves", "finish_background_save", "save_in_background"]
+
+logger = logging.getLogger("opensmd.modelparallel")
 
 LOOK = 0.5  # seconds between two looks whether a save that is waited for makes progress
 NICENESS = 10  # gets a tenth of a core that training wants
@@ -140,8 +145,13 @@ def _make_thread() -> SavingThread:
 
 @dataclass
 class _Saver:
-    """What the background saves after one ``smp.init`` share."""
+    """What background saves over the same groups share.
 
+    Attributes:
+        of: the groups; a job whose replicas come and go has others after each change.
+    """
+
+    of: Groups
     groups: SavingGroups
     copies: HostCopies = field(default_factory=HostCopies)
     thread: SavingThread = field(default_factory=_make_thread)
@@ -163,16 +173,29 @@ class _Saver:
             finally:
                 self.is_stuck = not latest.done
 
+    def end(self) -> None:
+        """Finish, and let go of the thread and the groups."""
+        try:
+            self.finish()
+        finally:
+            if not self.is_stuck:
+                self.thread.end()
+                for group in {self.groups.world, self.groups.replica, self.groups.shards}:
+                    with contextlib.suppress(RuntimeError, ValueError):  # with all others, when ranks parted
+                        dist.destroy_process_group(group)
 
-_savers: dict[int, _Saver] = {}  # by the world group of ``smp.init``; at most one
+
+_savers: list[_Saver] = []  # at most one
 
 
 def save_in_background(snapshot: Snapshot) -> BackgroundSave:
     """Copy and write the snapshot during training; all ranks must call."""
-    saver = _savers.get(id(state.groups))
+    saver = _saver()
     if saver is None:
-        saver = _savers[id(state.groups)] = _Saver(_make_groups())
-        state.undoing.append(_forget)
+        saver = _Saver(state.groups, _make_groups())
+        _savers.append(saver)
+        if _forget not in state.undoing:
+            state.undoing.append(_forget)
     return saver.save(snapshot)
 
 
@@ -182,9 +205,30 @@ def finish_background_save() -> None:
     Raises:
         SMPCheckpointError, OSError, TypeError: the save has failed.
     """
-    saver = _savers.get(id(state.groups))
+    saver = _saver()
     if saver is not None:
         saver.finish()
+
+
+def _saver() -> _Saver | None:
+    """Return the saver of the present groups, if there is one, and end that of earlier ones."""
+    if _savers and _savers[0].of is not state.groups:
+        end_background_saves()
+    return _savers[0] if _savers else None
+
+
+def end_background_saves() -> None:
+    """Finish for good, as other groups follow.
+
+    What a save has failed with is a warning: ranks that join know nothing of it, and are in the next save.
+    """
+    if not _savers:
+        return
+    try:
+        _savers.pop().end()
+    except Exception as error:
+        logger.warning("%s", error)
+    gc.collect()  # the error's traceback has held on to the memory of the groups
 
 
 def _make_groups() -> SavingGroups:
@@ -214,21 +258,13 @@ def _make_group(members: Sequence[int]) -> dist.ProcessGroup:
 
 
 def _forget() -> None:
-    saver = _savers.pop(id(state.groups), None)
-    if saver is None:
-        return
-    try:
-        saver.finish()
-    finally:
-        if not saver.is_stuck:
-            saver.thread.end()
-            for group in {saver.groups.world, saver.groups.replica, saver.groups.shards}:
-                dist.destroy_process_group(group)
+    if _savers:
+        _savers.pop().end()
 
 
 def _report() -> None:
     """At the end of a script, print failures that nobody has asked about."""
-    for saver in _savers.values():
+    for saver in _savers:
         try:
             saver.finish()
         except Exception as error:
