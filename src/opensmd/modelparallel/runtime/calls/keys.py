@@ -10,23 +10,37 @@ import torch
 from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import any_autocast
+from opensmd.modelparallel.runtime.tensors.functions import functions_of
 from opensmd.modelparallel.runtime.tensors.tags import tensor_key
 
 __all__ = ["argument_key", "call_key"]
 
 _VALUES = frozenset({type(None), int, float, str, bool, torch.dtype, torch.device})
 
+# Whatever numbers they are given, their results are alike: a weight in a loss may change with each step.
+_ARITHMETIC = frozenset(
+    functions_of(torch, "add sub mul div pow lerp rsub subtract multiply divide true_divide")
+    | functions_of(
+        Tensor,
+        "add sub mul div pow lerp subtract multiply divide true_divide add_ sub_ mul_ div_ "
+        "__rsub__ __rdiv__ __pow__ __rpow__",
+    )
+)
+
 
 def call_key(
     what: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int
 ) -> tuple[Hashable, ...]:
-    """Return a key that identifies equal calls of ``what``; hashable, and the same on all ranks."""
-    # Modes are part of it because they change results' dtypes or graphs; so is the epoch, because whether a
-    # result requires gradients depends on which parameters are trained.
+    """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
+    # Modes are part of it because results have other dtypes, or no graph, in them; so is the epoch, as what a
+    # result requires depends on which parameters are trained.
+    if callable(what) and what in _ARITHMETIC:
+        given = tuple(map(_operand_key, (*args, *kwargs, *kwargs.values())))
+    else:
+        given = (*map(argument_key, args), _named_key(kwargs) if kwargs else ())
     return (
         what,
-        *map(argument_key, args),
-        _named_key(kwargs) if kwargs else (),
+        *given,
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         _autocast_dtypes() if any_autocast() else None,
@@ -41,6 +55,11 @@ def _named_key(kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
     if _VALUES.issuperset(kinds) and float not in kinds:
         return (kinds, *kwargs.items())
     return (*[(name, argument_key(each)) for name, each in kwargs.items()],)
+
+
+def _operand_key(value: Any) -> Hashable:
+    kind = type(value)
+    return (kind,) if isinstance(value, (int, float)) and kind is not bool else argument_key(value)
 
 
 def argument_key(value: Any) -> Hashable:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from opensmd.modelparallel.runtime.calls.keys import argument_key, call_key
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
@@ -47,6 +48,16 @@ def placed(home: int) -> torch.Tensor:
 def test_data_makes_no_difference(one: Any, other: Any) -> None:
     assert key(one) == key(other)
     assert hash(key(one)) == hash(key(other))
+
+
+def test_numbers_make_no_difference_in_arithmetic() -> None:
+    def of(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return call_key(function, (torch.zeros(2), *args), kwargs, 0)
+
+    assert of(Tensor.mul, 2.0) == of(Tensor.mul, 3.0) != of(Tensor.mul, 2)
+    assert of(torch.add, torch.zeros(2), alpha=1) == of(torch.add, torch.ones(2), alpha=2)
+    assert of(torch.sum, 0) != of(torch.sum, 1)
+    assert of(torch.div, 2.0, rounding_mode="floor") != of(torch.div, 2.0, rounding_mode=None)
 
 
 @pytest.mark.parametrize(
