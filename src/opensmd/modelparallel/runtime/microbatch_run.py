@@ -61,7 +61,7 @@ class MicrobatchRun:
         return next(self._course, _DONE)
 
     def abandon(self) -> None:
-        """Let go of everything, wherever the microbatch is: the step has failed."""
+        """Release everything, wherever the microbatch is, because the step has failed."""
         # An interrupt ends the step at once, though another thread may have the turn, which then ends alone.
         if inspect.getgeneratorstate(self._course) != inspect.GEN_RUNNING:
             self._course.close()

@@ -31,9 +31,9 @@ _ARITHMETIC = frozenset(
 def call_key(
     what: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any], epoch: int
 ) -> tuple[Hashable, ...]:
-    """What makes two calls of ``what`` alike; hashable, and the same on all ranks."""
-    # Modes are part of it because results have other dtypes, or no graph, in them; so is the epoch, as what a
-    # result requires depends on which parameters are trained.
+    """Return a key that identifies equal calls of ``what``; hashable, and the same on all ranks."""
+    # Modes are part of it because they change results' dtypes or graphs; so is the epoch, because whether a
+    # result requires gradients depends on which parameters are trained.
     if callable(what) and what in _ARITHMETIC:
         given = tuple(map(_operand_key, (*args, *kwargs, *kwargs.values())))
     else:

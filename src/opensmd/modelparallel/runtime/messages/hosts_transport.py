@@ -8,10 +8,10 @@ A message is a letter with its tag and size and, if short, its data::
     letter (tag, bytes, up to 496 of data) ─► received ahead ──► inbox ───► ready, take, wait_any
     payload, if it is more ─────────────────► received in full ┘
 
-smddp carries them through shared memory between ranks of one host, and over the network between others. The
-last letters of a rank are farewells, as many as others have made memory for: what a group of the script's own
-carries afterwards is the next transport's. Connections that close without one are those of a rank that has
-died, which is an error for who waits for it.
+smddp carries them through shared memory on one host, and over the network between hosts. A rank's last
+letters are farewells, as many as others have made memory for: what a group of the script's own carries
+afterwards is the next transport's. If a rank's connection closes without one, it has died, which is an error
+for ranks that wait for it.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _shape(value: Any) -> Any:
     """Return the argument without data."""
     if isinstance(value, Tensor):
         parts = () if is_one_piece(value) else tuple(map(_shape, pieces_of(value)))
-        # What is made of others may have a shape that each process names in its own way.
+        # The shape of a composite tensor may be named differently in each process.
         return (parts or tuple(value.shape), value.dtype, value.device.type, value.requires_grad)
     if isinstance(value, (str, int, float, bool, type(None), torch.dtype)):
         return repr(value)
@@ -214,7 +214,7 @@ def _first_rank_arguments(
         data = data.to(device) if data.is_cpu else data  # NCCL cannot carry CPU tensors
         dist.broadcast(data, group=group, group_src=0)
         if not is_first:
-            # What was sent in another layout, dtype or place has come into a copy.
+            # What was sent from another layout, dtype or device has come into a copy.
             if data is not tensor:
                 tensor.copy_(data)
             tensor.requires_grad_(requires_grad)

@@ -160,7 +160,7 @@ class Turns:
                 self._work(self._main, first)
         except BaseException as error:  # an interrupt of this thread, while another one has the turn
             self.error = self.error or error
-        self._runs = ()  # which refer back to this object: their memory shall not wait for the collector
+        self._runs = ()  # they refer back to this object, and their memory should not wait for the collector
         for worker in self._idle:
             if worker is not self._main:
                 worker.task = None
