@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.forks import preload_also
@@ -20,7 +19,6 @@ from tests.support.ranks import RankPool
 preload_also("transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert")
 
 FAULTS = Path(__file__).parent / "faults"
-WORKER_BYTES = 4 << 30  # with room for what else there is
 
 # Tests start hundreds of interpreters; what one of them has compiled, the others need not compile again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -74,14 +72,11 @@ def pytest_runtestloop() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """With ``-n auto`` two workers more than there are cores: much of the time, tests wait for their ranks.
+    """With ``-n auto`` a worker more than there are cores: a third of the time, tests wait for their ranks.
 
-    Each worker has pools of ranks of its own, a dozen processes or 3 GiB; hence not as many as one likes, and
-    only one more where memory is short.
+    Each worker has pools of ranks of its own, a dozen processes or 3 GiB; hence not as many as one likes.
     """
-    cores = len(os.sched_getaffinity(0))
-    has_room = psutil.virtual_memory().available >= (cores + 2) * WORKER_BYTES
-    return min(cores + (2 if has_room else 1), 8)
+    return min(len(os.sched_getaffinity(0)) + 1, 8)
 
 
 @pytest.fixture(scope="session")
