@@ -13,8 +13,8 @@
 namespace opensmd {
 namespace {
 
-// What goes through one round of a host's members with the first one's word is copied once more, which costs less than a
-// round up to here.
+// Up to this size, data goes in the same round as the first member's word to its host: the extra copy costs less than
+// another round.
 constexpr size_t kMostTogether = 128u << 10;
 
 size_t most_of_frame(int hosts) {
@@ -182,7 +182,7 @@ void Agreement::Comparison::tell_here(std::byte* together, size_t bytes) {
   same_detail_ = same != 0;
 }
 
-// What is known here; failure.hpp asks all members.
+// Reports what is known here; failure.hpp asks all members.
 void Agreement::Comparison::raise(int host) {
   throw DifferentCalls(c10::str(owner_.name_, " called ", describe(signature_, call_.text), "; ",
                                 owner_.links_->name(host), " called ", describe(header(host).signature, "")));

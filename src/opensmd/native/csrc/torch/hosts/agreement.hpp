@@ -1,5 +1,5 @@
-// All members of a group that spans hosts compare their calls before they take data, as the members of one host do in
-// shared memory (core/protocol/round.hpp): Gloo itself gives wrong numbers, waits for ever or ends the process.
+// In a group that spans hosts, members compare their calls before they accept data, as members of one host do in shared
+// memory (core/protocol/round.hpp). On a mismatch Gloo itself gives wrong numbers, hangs or ends the process.
 //
 //      host A                         host B
 //      rank 0  <── signatures ──>     rank 2        1. every host compares in shared memory
@@ -9,13 +9,13 @@
 //      rank 0  ───── go on ────>      rank 2 ──>    3. they tell their hosts
 //      rank 1                         rank 3
 //
-// A frame holds a digest of all calls so far. So where a call needs data to go one way only, frames go that way only, from
-// host to host of a tree, and nobody waits for more: hosts that have not heard each other in one call compare it with the
-// next frame between them. Large data need not wait for the frames: their tags hold a part of that digest (wire.hpp). Where
-// every host needs data of all others, frames go round a ring: if not all have called the same, two neighbours have not.
-// Who finds a difference throws DifferentCalls; what that makes of the others is in failure.hpp.
+// A frame holds a digest of all calls so far. So where data flows one way only, frames do too, from host to host along
+// a tree, and no host waits for more: hosts that exchange no frame in one call compare it in the next frame between
+// them. Large data need not wait for the frames: its tags carry part of that digest (wire.hpp). Where every host needs
+// data from all others, frames go around a ring: if calls differ anywhere, they differ between two neighbours. A member
+// that finds a difference throws DifferentCalls; failure.hpp says how the others learn of it.
 //
-// Without shared memory every member is a host of its own here.
+// Without shared memory, each member counts as a host here.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,8 @@ namespace opensmd {
 // "all_reduce(sum, float32, count=4) shape [4]"
 std::string describe(const Signature& signature, std::string_view text);
 
-// What goes one way with a comparison, along a tree: more goes in parts, along a chain. And what a frame may take where there
-// are many hosts, each with as many frames.
+// The first limits what goes one way with a comparison, along a tree; more goes in parts, along a chain. The second
+// limits what a host's frames take together where there are many hosts.
 constexpr size_t kMostOneWay = 32u << 10;
 constexpr size_t kMostToAll = 128u << 10;
 
@@ -46,14 +46,14 @@ class DifferentCalls : public Mismatch {
   using Mismatch::Mismatch;
 };
 
-// Which hosts send frames to which others: all to all, each to the one behind it, or each to its children or its parent in a
+// Which hosts send frames to which: all to all, each to the one behind it, or each to its children or its parent in a
 // tree from `root`.
 class Route {
  public:
   Route() = default;
   static Route round(int hosts) { return {Round, 0, hosts, 1}; }
   static Route from(int root, int hosts, int fan) { return {FromRoot, root, hosts, fan}; }
-  static Route from(int root, int hosts) { return from(root, hosts, hosts - 1); }  // to each other one itself
+  static Route from(int root, int hosts) { return from(root, hosts, hosts - 1); }  // to each of the others directly
   static Route to(int root, int hosts, int fan) { return {ToRoot, root, hosts, fan}; }
   static Route to(int root, int hosts) { return to(root, hosts, hosts - 1); }
 
@@ -62,16 +62,16 @@ class Route {
     if (way_ == Round) return (from + 1) % hosts_ == to;
     return way_ == Everyone || (way_ == FromRoot ? parent(to) == from : parent(from) == to);
   }
-  // Whether any leads to a host, where there are several.
+  // Whether any frame leads to a host, where there are several hosts.
   bool leads_to(int to) const {
     if (way_ == Everyone || way_ == Round) return true;
     return way_ == FromRoot ? to != root_ : tree_.fan * steps_to(to) + 1 < hosts_;
   }
-  // In the tree; -1: the root has none.
+  // In the tree; -1 for the root.
   int parent(int host) const {
     return host == root_ ? -1 : (root_ + tree_.parent(steps_to(host))) % hosts_;
   }
-  // From where a host gets what it passes on; -1: it does not pass on what it gets.
+  // The host whose frame this one passes on; -1 if it passes nothing on.
   int source(int host) const { return way_ == FromRoot ? parent(host) : -1; }
 
  private:
@@ -89,19 +89,20 @@ class Route {
 
 class Agreement {
  public:
-  // `carried`: what goes with the comparison where all send to all.
+  // `carried`: how much goes with the comparison where all send to all.
   Agreement(std::shared_ptr<Local> local, Wire& wire, const Layout& layout, size_t carried);
 
-  // Throws DifferentCalls where another host has called something else, now or before. Does not return before all have
-  // called it.
+  // Throws DifferentCalls if another host has called something else, now or earlier. Returns only once all have called
+  // it.
   void check(const Signature& signature, const Call& call);
 
-  // Whether so many bytes from each host to each other one are better sent with the comparison than beside it.
+  // Whether this many bytes from each host to each other are better sent with the comparison than beside it.
   bool carries(size_t bytes) const { return bytes <= carried_; }
-  // Likewise where they go one way, along a tree. Whatever the network is like: sums along a tree have bits of their own.
+  // Likewise where data goes one way, along a tree. Independent of the network, because a sum along a tree has
+  // different bits.
   bool carries_one_way(size_t bytes) const { return bytes <= std::min(kMostOneWay, most_); }
-  // Likewise where all send to all, and as many bytes cross beside it, in more messages. Between two hosts both ways of one
-  // connection would be in each other's way.
+  // Likewise where all send to all and just as many bytes cross beside the comparison, in more messages. Between two
+  // hosts, both directions of one connection would get in each other's way.
   bool carries_pieces(size_t bytes) const { return carries(bytes) || (hosts_ > 2 && carries_one_way(bytes)); }
 
   class Comparison;
@@ -110,15 +111,15 @@ class Agreement {
   const std::shared_ptr<Local> local_;
   const std::string name_;
   const int hosts_;
-  const int host_;  // this one
+  const int host_;  // this member's
   const size_t carried_;
-  const size_t most_;  // that a frame may take
+  const size_t most_;  // bytes in a frame
   std::optional<Links> links_;  // on first members
   uint64_t sequence_ = 0;       // of comparisons
-  uint64_t digest_ = 0;         // of the calls that were compared
+  uint64_t digest_ = 0;         // of the calls compared
 };
 
-// The steps of one check, for who has something to do between them.
+// The steps of one check, for callers that have work to do between them.
 class Agreement::Comparison {
  public:
   static constexpr size_t kHeaderBytes = 128;
@@ -126,31 +127,31 @@ class Agreement::Comparison {
   // `detail` may differ between members; same_detail() says whether it does.
   Comparison(Agreement& owner, const Signature& signature, const Call& call, Route route = {}, uint64_t detail = 0);
 
-  // Of all calls so far, the same on all members that have made the same.
+  // Of all calls so far: equal on all members whose calls are equal.
   uint64_t digest() const { return owner_.digest_; }
   bool first() const { return owner_.links_.has_value(); }
-  // On first members: where the payload for a host is to be written, as much as the agreement carries.
+  // On first members: where to write the payload for a host, at most as much as the agreement carries.
   std::byte* payload_for(int host);
-  // 1. Of the members of this host. Receives of large data are posted before: the word that they wait leaves a host before
-  // any data do, behind which it would queue.
+  // 1. Compares the members of this host. Post receives of large data before it: the word that a receiver waits leaves
+  // a host ahead of data that it would otherwise queue behind.
   void meet();
-  // 2. On first members, nothing on others. So many bytes of the payload for each host; none by default.
+  // 2. On first members; does nothing on others. Sends each host this many bytes of its payload; none by default.
   void post(const std::vector<size_t>& bytes = {});
-  // Likewise, but all hosts get the bytes that were written for this one.
+  // Likewise, but all hosts get the bytes written for this one.
   void post_to_all(size_t bytes);
   void conclude();  // 3.
-  void conclude_on_first() { hear(); }  // likewise, where the others of this host need not wait for what it hears
-  void finish();  // on first members that have posted after 3: until that has left
-  // Likewise. All members of this host then have `bytes` at `data`, which fill(where) writes on the first one, out of what
-  // has come: few of them in the same round as what it has heard. `keeps`: this member has them, and its `data` may not be
-  // written to.
+  void conclude_on_first() { hear(); }  // likewise, if the others of this host need not wait for what it hears
+  void finish();  // on first members that have posted after 3: waits until that has left
+  // Like conclude(). All members of this host then have `bytes` at `data`, which fill(where) writes on the first one
+  // from what has arrived; small data shares a round with what the first has heard. `keeps`: this member has the data
+  // already, and its `data` may not be written to.
   template <typename Fill>
   void conclude(void* data, size_t bytes, Fill fill, bool keeps = false);
-  bool same_detail() const { return same_detail_; }  // of all that were heard, after 3; after 1, of those of this host
+  bool same_detail() const { return same_detail_; }  // after 1, of this host; after 3, of all heard
 
-  // On first members, after 3: what came from a host, or was written for this one.
+  // On first members, after 3: what a host sent, or what was written for this one.
   const std::byte* payload(int host);
-  // Of what goes from the root to all: what came, or on its host was written for this one.
+  // The data that goes from the root to all: what arrived or, on the root's host, what was written for this one.
   const std::byte* arrived() { return payload(route_.source(owner_.host_) < 0 ? owner_.host_ : route_.source(owner_.host_)); }
 
  private:
@@ -164,11 +165,11 @@ class Agreement::Comparison {
 
   const Header& header(int host);
   Header own_header() const;
-  // Where what the first one has heard and so many bytes are to be laid to go through one round; null where they are too
-  // many.
+  // Where to put what the first member has heard and this many bytes so that both go through one round; null if they
+  // are too large.
   std::byte* together(size_t bytes);
   void hear();  // on first members, from the others
-  void pass_on(size_t bytes);  // on first members, what has come from the source, so many bytes
+  void pass_on(size_t bytes);  // on first members: what the source has sent
   void tell_here(std::byte* together, size_t bytes);
   milliseconds time_left() const;
   Call later() const;

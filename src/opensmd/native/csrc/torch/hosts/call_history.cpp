@@ -33,7 +33,7 @@ History read(const std::string& text) {
   return history;
 }
 
-// Of all that have told; what was before is forgotten.
+// The oldest call that all reports still hold; earlier ones are forgotten.
 uint64_t oldest_common(const std::vector<History>& all) {
   uint64_t oldest = 0;
   for (const auto& history : all) {

@@ -1,4 +1,4 @@
-// The last collectives of a member, as the others are told of them when calls differ. Pure.
+// A member's last collectives, as told to the others when calls differ. Pure.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ class CallHistory {
  public:
   void add(uint64_t sequence, const Signature& signature, std::string_view text);
 
-  // To be read by first_difference().
+  // For first_difference().
   std::string text() const;
 
  private:
@@ -29,8 +29,8 @@ class CallHistory {
   std::array<Entry, 16> entries_;
 };
 
-// "rank 0 called a; rank 1 and rank 2 called b", of the first collective in which members differ; nothing if there is
-// none. `texts`: of their histories, nothing for who has not told.
+// "rank 0 called a; rank 1 and rank 2 called b", for the first collective in which members differ; nothing if none do.
+// `texts`: the members' histories, empty for a member that has not reported.
 std::optional<std::string> first_difference(const std::vector<std::string>& names,
                                             const std::vector<std::string>& texts);
 

@@ -15,23 +15,23 @@ namespace opensmd {
 namespace {
 
 const char* const kKey = "opensmd/failure";
-// What is there when calls differ, or may do so, and what all members then say.
+// What the failure key holds when calls differ or may differ; all members then report the verdict.
 const char* const kCompare = "compare calls";
 const char* const kVerdictKey = "opensmd/verdict";
 const char* const kCallsKey = "opensmd/calls/";
-const char* const kWaitingKey = "opensmd/waiting/";  // likewise, of those that wait for long
+const char* const kWaitingKey = "opensmd/waiting/";  // likewise, of members that have waited long
 const char* const kToldKey = "opensmd/told/";
-// In which the first member, whose process may serve the store, waits for others to read there what has failed.
+// How long the first member, whose process may serve the store, waits for others to read the failure there.
 constexpr milliseconds kPartingTime{500};
-// In which members that are in a call have posted their calls after their connections closed: where it is known that calls
-// differ, and where one has waited for its timeout already.
+// Within this time after their connections close, members that are in a call have posted their calls: where calls are
+// known to differ, and where a member has already waited for its timeout.
 constexpr milliseconds kCallsTime{6000};
 constexpr milliseconds kLateCallsTime{2000};
-// In which a member that fails has posted its report after its connections closed.
+// Within this time after its connections close, a failing member has posted its report.
 constexpr milliseconds kReportsTime{300};
 
-// Whether all keys are there in time. A wait of torch's would keep other threads from their stores meanwhile.
-// `instead`: a key that ends the waiting, too.
+// Whether all keys arrive in time. Torch's own wait would keep other threads from their stores. `instead`: a key that
+// also ends the wait.
 bool come(c10d::Store& store, const std::vector<std::string>& keys, milliseconds time, const char* instead = nullptr) {
   const auto end = std::chrono::steady_clock::now() + time;
   while (!store.check(keys)) {
@@ -41,7 +41,7 @@ bool come(c10d::Store& store, const std::vector<std::string>& keys, milliseconds
   return true;
 }
 
-// Empty where those that have told have called the same.
+// Empty if the members that have reported called the same.
 std::string difference_in(c10d::Store& store, const std::vector<std::string>& names,
                           const std::vector<std::string>& keys) {
   std::vector<std::string> texts;
@@ -58,7 +58,7 @@ std::vector<std::string> silent_of(c10d::Store& store, const std::vector<std::st
   return silent;
 }
 
-// Whether a member has lost others, without a word of how.
+// Whether the text says only that connections were lost, not why.
 bool tells_of_closed_connections(const std::string& text) {
   static constexpr std::array<const char*, 5> kWords{"lost the connection", "Connection closed by peer",
                                                      "Connection reset by peer", "Broken pipe", "Socket closed"};
@@ -100,14 +100,14 @@ std::string Failure::note(const std::string& where, const std::exception& error,
   std::string own = where + ": " + error.what(), first;
   std::vector<std::string> lost;
   if (tells_of_closed_connections(error.what())) {
-    lost = closed();  // now: others will follow
+    lost = closed();  // now: more connections will close
     first = await(kKey, kReportsTime);
     if (lost.empty()) lost = closed();
     if (!lost.empty()) own = where + ": " + (first.empty() ? death(lost) : death_of(lost));
   }
   const bool differs = dynamic_cast<const DifferentCalls*>(&error) != nullptr;
-  const bool late = wait.late;  // or those that it waits for call something else
-  // A mismatch of another kind is found by all members alike.
+  const bool late = wait.late;  // or the members it waits for have called something else
+  // Every member finds any other kind of mismatch by itself.
   const bool known = differs || dynamic_cast<const Mismatch*>(&error) == nullptr;
   if (first.empty() && known) first = report(kKey, differs || late ? kCompare : own);
   if (first == kCompare) {
@@ -162,7 +162,8 @@ std::vector<std::string> Failure::closed() const {
   return names;
 }
 
-// The process of the first member may have served the store. Without it nobody can say why it closes its connections.
+// The first member's process may have served the store. Without the store, no member can say why it closed its
+// connections.
 std::string Failure::death(const std::vector<std::string>& lost) const {
   const bool first = lost.front() == name(0);
   if (!first || lost.size() == 1 || store_answers()) return death_of(lost);
@@ -183,7 +184,7 @@ std::string Failure::await(const std::string& key, std::chrono::milliseconds tim
   });
 }
 
-// The first report of the group under this key, which may be this one; empty where the store does not answer.
+// The group's first report under this key, possibly this one; empty if the store does not answer.
 std::string Failure::report(const std::string& key, const std::string& text) const {
   return within(kStoresTime, [store = store_, key, text] { return store->compareSet(key, "", text); });
 }
@@ -213,7 +214,7 @@ std::string Failure::own_calls() const {
   return calls_.text();
 }
 
-// The script of the first member may end now, and the store with it.
+// After this the first member's script may end, and the store with it.
 void Failure::part(const std::vector<std::string>& lost) const {
   std::vector<std::string> keys;
   for (size_t member = 0; member < wire_->names().size(); ++member) {
@@ -228,7 +229,7 @@ void Failure::part(const std::vector<std::string>& lost) const {
   });
 }
 
-// In what the members' calls differ, as far as they tell in time; else what this or another one knows.
+// How the members' calls differ, judging by those that report in time; else what this member or another knows.
 std::string Failure::compared_calls(const std::string& known, std::chrono::milliseconds time, int peer) const {
   const auto rank = static_cast<size_t>(wire_->rank());
   const auto compared = within(time + kStoresTime, [store = store_, names = wire_->names(), keys = keys_of(kCallsKey),
@@ -237,7 +238,8 @@ std::string Failure::compared_calls(const std::string& known, std::chrono::milli
     come(*store, keys, time, kVerdictKey);
     const std::string difference = difference_in(*store, names, keys);
     if (!difference.empty()) return in_words(difference);
-    // Who waits may wait for one that waits itself. Those that no message was expected from need not be in a call.
+    // A waiting member may wait for one that itself waits. Members from which no message was expected need not be in a
+    // call.
     const bool peer_answers = peer == kAnySource || store->check({keys[static_cast<size_t>(peer)]});
     const auto silent = silent_of(*store, names, keys);
     if (known.empty() || silent.empty() || !peer_answers) return known;

@@ -1,11 +1,11 @@
-// Why a group that spans hosts has failed: what its first member said, on all members.
+// Why a group that spans hosts has failed: all members report the cause that was posted first.
 //
-// Members post failures in the group's store before they close their connections, and the first one counts. So
-// connections that close without a report are those of a member that died, not of a neighbour that lost it.
+// Members post failures in the group's store before they close their connections, and the first report counts. So
+// connections that close without a report belong to a member that died, not to a neighbour that lost it.
 //
-// Where calls differ, or one has waited too long, the first report says only that all are to post their last calls. All
-// compare these and say the same of them. One that is not in a call at that time has not told the others, and learns of it
-// in its next.
+// Where calls differ, or a member has waited too long, the first report only asks all members to post their last calls.
+// All compare these and report the same result. A member not in a call at that time posts nothing, and learns of the
+// failure in its next call.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -25,34 +25,33 @@ namespace opensmd {
 
 class Failure {
  public:
-  // Ends what members of this host wait for, and what others wait for from them.
+  // Ends the waits of this host's members, and the waits of others for them.
   using Interrupt = std::function<void(const std::string& reason)>;
 
-  // `wire` connects the members. `store` is this group's alone.
+  // `wire` connects the members. No other group uses `store`.
   Failure(std::shared_ptr<Wire> wire, c10::intrusive_ptr<c10d::Store> store, Interrupt interrupt);
 
   const std::string& name(int member) const { return wire_->name(member); }
 
-  // While a call waits for long. What it waits for ends where another member has failed,
+  // For a call that has waited long. Ends its wait if another member has failed.
   void look_for_failure();
-  // or where the connection to the member that it waits for is closed, or members that wait for long have called different
-  // collectives: as if one had found that in its call.
+  // Also ends it, with an error as if from the call itself, if the connection to the awaited member is closed or
+  // members that wait long have called different collectives.
   void look_closer();
 
-  // Each collective, before it begins.
+  // Called for each collective before it begins.
   void note_call(uint64_t sequence, const Signature& signature, std::string_view text);
 
-  // Notes that a call of this member, `where`, failed. Returns what counts: the first cause that is known here.
+  // Notes that a call of this member, `where`, failed. Returns the first cause known here.
   std::string note(const std::string& where, const std::exception& error);
-  // Likewise of a message with `peer`, or kAnySource. The group goes on where its connections do: only they are what
-  // others see.
+  // Likewise for a message with `peer`, or kAnySource. The group goes on if its connections do: others see only those.
   std::string note_message(const std::string& where, int peer, const std::exception& error);
-  void end(const std::string& cause);  // reports it, unless something counts already, and interrupts
+  void end(const std::string& cause);  // reports it, unless a cause is known already, and interrupts
   bool noted() const;
-  void require_none() const;  // throws Aborted with what counts
+  void require_none() const;  // throws Aborted with the known cause
 
  private:
-  // For whom a call that has timed out waited: all members, or one of them.
+  // What a timed-out call waited for: all members, or one of them.
   struct Wait {
     bool late = false;
     int peer = kAnySource;
@@ -75,7 +74,7 @@ class Failure {
   const Interrupt interrupt_;
   mutable std::mutex mutex_;
   CallHistory calls_;
-  std::string counts_;  // empty: none
+  std::string counts_;  // the known cause; empty: none
 };
 
 }  // namespace opensmd

@@ -1,8 +1,8 @@
 // Members on several hosts: bytes travel through torch's Gloo, sums are made here by the core's kernels.
 //
-// Gloo only ever sees runs of bytes, as messages, so that dtypes, reductions and shapes that it refuses work all the
-// same, and results have the same bits on all ranks: every element is added up by one member or by all alike.
-// Collectives are those of levels/. This file counts the calls, and says what has failed.
+// Gloo sees only messages of raw bytes, so dtypes, reductions and shapes that it refuses work all the same, and results
+// have the same bits on all ranks: each element is added up either by one member or by all in the same way. The
+// collectives are in levels/. This file counts calls and reports failures.
 #include "torch/hosts/gloo_transport.hpp"
 
 #include <ATen/ATen.h>
@@ -54,7 +54,7 @@ class GlooTransport final : public Transport {
         messages_(host_messages()),
         late_(looking(&Failure::look_for_failure), looking(&Failure::look_closer)) {}
 
-  // A comparison is a barrier.
+  // A comparison is itself a barrier.
   void barrier(const Call& call) override {
     const auto signature = signature_of(Operation::Barrier, DType::Byte, 0);
     guarded(signature, call, [&] { agreement_.check(signature, call); });
@@ -64,7 +64,7 @@ class GlooTransport final : public Transport {
                   const Call& call) override {
     auto on = levels_for(dtype, reduction);
     const auto signature = signature_of(Operation::AllReduce, dtype, count, -1, reduction);
-    // Over a tree narrow floats would be rounded once a host; and what is added up in one step would all go to the root.
+    // Over a tree, narrow floats would be rounded once per host; and sums made in one step would all go to the root.
     const bool may = on.framed && !levels::is_narrow(dtype) && levels::TwoSums::serve(dtype, reduction);
     const bool by_tree = may && count * size_of(dtype) >= thresholds_.tree_from;
     guarded(signature, call, [&] {
@@ -157,7 +157,7 @@ class GlooTransport final : public Transport {
     return {layout, local, *wire_, agreement_, framed, at.ring_from, at.turns_from, at.least_part, at.piece};
   }
 
-  // What two sums would round twice is added up in one, as if no members shared a host.
+  // Reductions that two steps would round twice are made in one, as if no members shared a host.
   levels::Levels levels_for(DType dtype, Reduction reduction) {
     static_cast<void>(Reducer(dtype, reduction, layout_.size()));  // throws where there is no such reduction
     if (local_->alone() && layout_.hosts() == layout_.size()) return levels();
@@ -216,7 +216,7 @@ class GlooTransport final : public Transport {
         local_->group(), layout_, [this](const Posting& posting) { return send_on_wire(posting); },
         [this](const Posting& posting) { return receive_on_wire(posting); },
         [gloo = gloo_, failure = failure_, local = local_](const Posting& posting, const std::exception& error) {
-          if (!local->group()->aborted()) return;  // the message alone was wrong
+          if (!local->group()->aborted()) return;  // only the message was wrong
           failure->end(failure->note(where_of(posting, *gloo, *failure), error));
           failure->require_none();
         });
@@ -285,7 +285,7 @@ class GlooTransport final : public Transport {
   Agreement agreement_;
   const Thresholds thresholds_;
   MessageEnds ends_;
-  const std::unique_ptr<HostMessages> messages_;  // where members share hosts
+  const std::unique_ptr<HostMessages> messages_;  // if members share hosts
   LateWaits late_;
   std::atomic<uint64_t> sequence_{0};
 };

@@ -19,7 +19,7 @@ void LateWaits::begin() {
   state_->since_ns.store(now_ns(), std::memory_order_relaxed);
   if (watched_) return;
   watched_ = true;
-  // Detached: a process that ends, or a forked one without this thread, has nothing to wait for.
+  // Detached: neither a process that ends nor a forked one without this thread has anything to wait for.
   std::thread([state = state_, look = look_, compare = compare_] { watch(state, look, compare); }).detach();
 }
 

@@ -1,5 +1,5 @@
-// Notices that a collective takes long, and lets somebody look why: two hosts may wait for each other, because they have
-// called different collectives; or the group has failed elsewhere, of which who waits in shared memory does not hear.
+// Notices collectives that take long and has the cause looked for: two hosts may wait for each other after calling
+// different collectives, or the group may have failed elsewhere, unnoticed by members that wait in shared memory.
 #pragma once
 
 #include <atomic>
@@ -13,14 +13,14 @@ class LateWaits {
  public:
   using Look = std::function<void()>;
 
-  // `look` is called again and again, `compare` less and less often, in a thread of its own; either may be under way when
-  // this object ends.
+  // `look` is called repeatedly, `compare` less and less often, from a separate thread; either may be running when this
+  // object ends.
   LateWaits(Look look, Look compare) : look_(std::move(look)), compare_(std::move(compare)) {}
   ~LateWaits() { state_->over = true; }
   LateWaits(const LateWaits&) = delete;
   LateWaits& operator=(const LateWaits&) = delete;
 
-  void begin();  // of a collective; the first one starts the thread
+  void begin();  // a collective; the first call starts the thread
   void end() { state_->since_ns.store(0, std::memory_order_relaxed); }
 
  private:

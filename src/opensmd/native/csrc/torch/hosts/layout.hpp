@@ -1,4 +1,4 @@
-// Which members of a group are on which of its hosts. Pure.
+// Which members of a group are on which host. Pure.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace opensmd {
 
 class Layout {
  public:
-  // `hosts`: the members of each host. `member`: this one.
+  // `hosts`: the members of each host. `member`: this member.
   Layout(std::vector<std::vector<int>> hosts, int member) : hosts_(std::move(hosts)) {
     size_t size = 0;
     for (const auto& members : hosts_) size += members.size();
@@ -43,13 +43,13 @@ class Layout {
   int host() const { return host_; }    // of this member
   int place() const { return place_; }  // of this member among those of its host
   const std::vector<int>& here() const { return members(host_); }
-  // The host that comes so many steps after this one: all begin with another one.
+  // The host `steps` after this one, so that every host begins with a different one.
   int after(int steps) const { return (host_ + steps) % hosts(); }
 
   int most_on_a_host() const { return static_cast<int>(widest(true)); }
   int fewest_on_a_host() const { return static_cast<int>(widest(false)); }
 
-  // The member of `host` through whom what concerns a member of another host travels.
+  // The member of `host` through which data from or for a member of another host travels.
   int partner(int host, int member) const {
     const auto& all = members(host);
     return all[static_cast<size_t>(place_of(member)) % all.size()];
@@ -71,8 +71,8 @@ class Layout {
   int place_ = 0;
 };
 
-// The hosts of a broadcast or reduce as a tree: a chain, in which the busiest link carries the data once but which is as
-// deep as there are hosts, or for many hosts a tree of two branches.
+// The hosts of a broadcast or reduce as a tree: a chain, whose busiest link carries the data once but which is as deep
+// as there are hosts, or, for many hosts, a binary tree.
 struct HostTree {
   int fan;
   int depth;
@@ -83,17 +83,17 @@ struct HostTree {
     const HostTree chain{1, hosts - 1}, tree{2, depth};
     return chain.steps(parts) <= tree.steps(parts) ? chain : tree;
   }
-  // Of what goes in one part: it takes time to send it more than once, unless it is little.
+  // For data in a single part: sending it more than once takes time, unless it is small.
   static int fan_for(size_t bytes) {
     constexpr size_t kLittle = 4u << 10;
     return bytes <= kLittle ? 4 : 2;
   }
-  // As many parts as these follow one another on the busiest link, until all have arrived.
+  // How many parts the busiest link carries in a row until all have arrived.
   size_t steps(size_t parts) const {
     return static_cast<size_t>(fan) * (parts + static_cast<size_t>(std::max(depth - 1, 0)));
   }
 
-  // Hosts counted from the root's.
+  // Hosts are numbered from the root's.
   int parent(int host) const { return (host - 1) / fan; }
   std::vector<int> children(int host, int hosts) const {
     std::vector<int> found;

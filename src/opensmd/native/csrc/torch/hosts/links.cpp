@@ -36,7 +36,7 @@ void Links::expect_until(int index, size_t frame) {
     try {
       receives_[next][at] = wire_.gloo().recv(into, members_[at], kFrameTag);
     } catch (const std::exception&) {
-      receives_[next][at] = nullptr;  // gone, perhaps for good reason: the frames before this one have come
+      receives_[next][at] = nullptr;  // closed, perhaps for good reason: the frames before this one have come
     }
   }
 }
@@ -50,7 +50,7 @@ void Links::await(const WorkPtr& work, int index, Clock::time_point deadline, Ou
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
   try {
     if (!work) throw PeerLost("closed");
-    // After one has timed out, Gloo waits for no other either.
+    // Once one wait has timed out, Gloo's waits for the others fail, too.
     wire_.wait(work, members_[static_cast<size_t>(index)], std::max(left, milliseconds{1}));
   } catch (const std::exception&) {
     outcome.timed_out = outcome.timed_out || Clock::now() + milliseconds{1} >= deadline;

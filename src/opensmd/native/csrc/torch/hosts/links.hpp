@@ -1,9 +1,9 @@
-// Small frames between the first members of the hosts, in order for each pair and direction.
+// Small frames between the hosts' first members, in order for each pair and direction.
 //
-// They go past Gloo's collectives, which end the process where members disagree about sizes: a frame is received into
-// as much memory as any may take. Gloo sends only to who has said that it waits, so the receives of the next frames are
-// posted long before these are sent: a frame then takes one way over the wire, not a way there and back, and who only
-// sends may be some calls ahead.
+// They bypass Gloo's collectives, which end the process if members disagree about sizes: each frame is received into as
+// much memory as any may take. Gloo sends only to a receiver that has said it waits, so receives of the next frames are
+// posted long before these are sent: a frame then costs one trip over the wire, not a round trip, and a member that
+// only sends may be some calls ahead.
 #pragma once
 
 #include <array>
@@ -18,21 +18,21 @@ namespace opensmd {
 
 class Links {
  public:
-  // `members`: those that exchange frames. Frames take up to `most` bytes.
+  // `members`: those that exchange frames, of up to `most` bytes each.
   Links(Wire& wire, std::vector<int> members, size_t most);
 
   int size() const { return static_cast<int>(members_.size()); }
   int own() const { return own_; }
   const std::string& name(int index) const { return wire_.name(members_[static_cast<size_t>(index)]); }
 
-  // 1. Where the next frame for the one of this index is to be written, also that for this member itself.
+  // 1. Where to write the next frame for the member at this index, even if it is this one.
   std::byte* outgoing(int index) { return row(outgoing_, index); }
-  // 2. Sends so many bytes of it. Returns at once.
+  // 2. Sends this many bytes of it. Returns at once.
   void post(int index, size_t bytes);
-  // 3. Until a frame has come from each of these, and all that was posted has left. Throws TimedOut or PeerLost, naming
-  // the members with whom it has not.
+  // 3. Waits until a frame has come from each of these, and everything posted has left. Throws TimedOut or PeerLost,
+  // naming the members that this failed with.
   void wait(const std::vector<int>& from, milliseconds timeout);
-  // What came last from the one of this index, and no more than what it has sent; until the next wait() for it.
+  // The last frame from the member at this index, of which only what it sent is valid; until the next wait() for it.
   const std::byte* frame(int index) {
     return index == own_ ? outgoing(own_) : row(incoming_[slot(taken_[static_cast<size_t>(index)])], index);
   }
@@ -41,7 +41,7 @@ class Links {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Clock = std::chrono::steady_clock;
 
-  // One that is read, and as many as may come meanwhile.
+  // One that is being read, and as many as may arrive meanwhile.
   static constexpr size_t kFrames = 4;
 
   struct Outcome {
@@ -57,7 +57,7 @@ class Links {
   Wire& wire_;
   const std::vector<int> members_;
   int own_ = 0;
-  at::Tensor outgoing_;  // a row a member
+  at::Tensor outgoing_;  // one row per member
   std::array<at::Tensor, kFrames> incoming_;
   std::array<std::vector<WorkPtr>, kFrames> receives_;  // null: the connection was closed
   std::vector<size_t> expected_, taken_;  // frames of each member; the first is 1

@@ -9,9 +9,9 @@
 
 namespace opensmd {
 
-// How long members of one host wait for each other, who wait so long for other hosts: whoever waits for another host then
-// gives up first, and tells the members of its own what it has waited for. Before that it tries to say so in the store, which
-// may be behind the same cut link (failure.cpp: kStoresTime).
+// How long members of one host wait for each other while they wait `timeout` for other hosts: the member that waits for
+// another host then gives up first, and tells its own host what it has waited for. Before that it tries to report to
+// the store, which may be behind the same broken link (failure.cpp: kStoresTime).
 milliseconds for_each_other(milliseconds timeout);
 
 class Local {

@@ -1,4 +1,4 @@
-// How long a wait goes on without a look whether it is in vain: longer and longer.
+// How long a wait goes on between checks that it is not in vain: longer and longer.
 #pragma once
 
 #include <algorithm>

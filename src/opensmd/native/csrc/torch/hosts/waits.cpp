@@ -18,7 +18,7 @@ bool is_through(const Waits::WorkPtr& work) {
 
 }  // namespace
 
-// That a work is under way.
+// A wait in progress.
 class Waits::Entry {
  public:
   Entry(Waits& waits, const WorkPtr& work, int member) : waits_(waits) {
@@ -33,7 +33,7 @@ class Waits::Entry {
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
 
-  bool late() const { return late_; }  // begun after the end
+  bool late() const { return late_; }  // began after end()
   bool forgotten() const {
     std::lock_guard lock(waits_.mutex_);
     return place_->forgotten;
@@ -49,7 +49,7 @@ void Waits::wait(const WorkPtr& work, int member, std::chrono::milliseconds time
   const Entry entry(*this, work, member);
   const bool complete = !entry.late() && work->wait(timeout);
   if (complete) return;
-  // To look once more would close the connection.
+  // Checking again would close the connection.
   if (entry.forgotten()) throw CollectiveError("nobody wants it any more");
   if (!is_through(work)) throw PeerLost("lost the connection");
 }

@@ -1,7 +1,7 @@
-// All waits of a group for messages of torch's Gloo, so that they can be ended.
+// All of a group's waits for messages of torch's Gloo, so that they can be ended.
 //
-// Mostly they end when their connection closes. But Gloo forgets messages that are half through then: one that its own thread
-// begins to send, or of which only a part has come. Who waits for such a one hears nothing until its timeout.
+// Usually they end when their connection closes. But Gloo then forgets half-sent messages: one that its own thread
+// begins to send, or of which only a part has come. A wait for such a message hears nothing until its timeout.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -17,14 +17,14 @@ class Waits {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // Until the message from or to a member has come or left. Throws where it does not in time, or its connection is closed.
+  // Until the message from or to a member has come or left. Throws if it does not in time, or its connection is closed.
   void wait(const WorkPtr& work, int member, std::chrono::milliseconds timeout);
 
-  // Ends all waits; later ones are for messages that are through. Any thread.
+  // Ends all waits; later ones succeed only for messages that are already complete. Any thread.
   void end();
-  // Likewise those for members of whom `is_lost` says so.
+  // Likewise, only for members for which `is_lost` holds.
   void end_where(const std::function<bool(int member)>& is_lost);
-  // Likewise that for a message which nobody wants any more. Its connection stays as it is.
+  // Likewise, for one message that is no longer wanted. Its connection stays as it is.
   void forget(const WorkPtr& work);
 
  private:

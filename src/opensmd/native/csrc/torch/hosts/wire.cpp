@@ -17,7 +17,7 @@ uint64_t mixed(uint64_t bits) { return bits * 0x9e3779b97f4a7c15u >> 20; }
 
 }  // namespace
 
-// Gloo throws at once where it is asked to send over a closed connection.
+// Gloo throws at once when asked to send over a closed connection.
 bool Wire::is_lost(int member) const {
   std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
   try {
@@ -36,8 +36,8 @@ void Wire::end_lost_waits() {
   });
 }
 
-// Gloo's abort() leaves connections open, and its destructor waits for calls under way. But a receive that times out
-// closes all to which its tag leads. Nobody may wait any more before its message can no longer be sent.
+// Gloo's abort() leaves connections open, and its destructor waits for calls in progress. But a receive that times out
+// closes all connections its tag leads to. All waits must have ended before their messages can no longer be sent.
 void Wire::close() {
   at::Tensor nothing = at::empty({1}, at::kByte);
   for (int i = 0; i < (size() - 1) * connections_; ++i) {
@@ -46,7 +46,7 @@ void Wire::close() {
       const int member = (rank() + 1 + i / connections_) % size();
       gloo_->recv(into, member, kNobodysTag + i % connections_)->wait(milliseconds{1});
     } catch (const std::exception&) {
-      // As was to be; or this connection was closed before, but others may not be.
+      // Expected; or this connection was already closed, but others may not be.
     }
   }
   waits_.end();
@@ -63,7 +63,7 @@ int tag_on_wire(int64_t tag, size_t bytes, DType dtype) {
 }
 
 at::Tensor bytes_at(const void* data, size_t bytes) {
-  // Gloo does not write to what it sends, but torch has no read-only tensors.
+  // Gloo only reads what it sends, but torch has no read-only tensors.
   if (bytes == 0) return at::empty({0}, at::kByte);
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
 }

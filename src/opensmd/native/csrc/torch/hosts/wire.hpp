@@ -1,7 +1,7 @@
-// Messages of collectives between members that torch's Gloo connects.
+// Messages of collectives between members connected by torch's Gloo.
 //
-// Gloo sends data only to who has said that it waits for them, and that word waits behind whatever leaves the host
-// before it. So receives are posted as early as their memory is free, long before they are waited for. Both sides of a
+// Gloo sends data only to a receiver that has said it waits, and that word queues behind whatever leaves its host
+// before it. So receives are posted as soon as their memory is free, long before they are waited for. Both sides of a
 // pair post in the same order; memory is read and written directly.
 #pragma once
 
@@ -18,25 +18,24 @@
 
 namespace opensmd {
 
-// Two members have as many connections as ways over each network interface, and a message's tag says which it takes
-// (_torch_internals.gloo_group). Gloo locks a connection while a thread sends; what comes over it then waits, and the
-// thread that would read it spins. What is short leaves at once: for that, one connection, whose thread is awake, is
-// quicker.
+// Two members have kWays connections over each network interface, and a message's tag says which one it takes
+// (_torch_internals.gloo_group). Gloo locks a connection while a thread sends; data that arrives on it waits, and the
+// thread that would read it spins. Short messages leave at once, so one connection, whose thread is awake, is quicker.
 constexpr int kWays = 2;
 constexpr int kMostConnections = 64;
 constexpr size_t kShort = 64 << 10;
 constexpr int way(int from, int to, size_t bytes) { return bytes < kShort || from < to ? 0 : 1; }
 
-// Tags of frames (links.hpp), which are short, and those that no message ever has, one a connection. Collectives have
-// those from kFirstCallTag on (Crossing).
+// Tags of frames (links.hpp), which are short, and tags that no message ever has, one per connection. Collectives use
+// tags from kFirstCallTag on (Crossing).
 constexpr int kFrameTag = 0x7ffffffe;
 constexpr int kNobodysTag = kFrameTag - kMostConnections;
 constexpr int kFirstCallTag = 0x40000000;
-// Programs have tags below this. For small ones there are as many tags on the wire as a few bits of a message's size and
-// dtype say: Gloo ends the process that receives more than it expects, and takes numbers of one dtype for another's.
+// Programs use tags below this. A small one becomes one of several tags on the wire, by a few bits of the message's
+// size and dtype: Gloo ends a process that receives more than it expects, and takes numbers of one dtype for another's.
 constexpr int kTagLimit = 0x20000000;
-// The last of them are those of the pipeline's messages (modelparallel/runtime/messages/hosts_transport.py), which are
-// received ahead of need: that one does not come is no failure before somebody wants it.
+// The last of them belong to the pipeline's messages (modelparallel/runtime/messages/hosts_transport.py), which are
+// received ahead of need: a missing one is no failure until it is wanted.
 constexpr int kFirstQuietTag = kTagLimit - 2;
 bool says_kind(int64_t tag);
 int tag_on_wire(int64_t tag, size_t bytes, DType dtype);
@@ -46,7 +45,7 @@ at::Tensor bytes_at(const void* data, size_t bytes);
 
 class Wire {
  public:
-  // `names[i]` is how messages call member i of `gloo`, which has so many connections to each.
+  // `names[i]` is what errors call member i of `gloo`, which has `connections` to each member.
   Wire(c10::intrusive_ptr<c10d::Backend> gloo, int connections, std::vector<std::string> names)
       : gloo_(std::move(gloo)), connections_(connections), names_(std::move(names)) {}
 
@@ -56,18 +55,18 @@ class Wire {
   const std::vector<std::string>& names() const { return names_; }
   const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
 
-  // Until a message of `gloo` from or to a member has come or left. Throws where it does not in time, or its connection is
+  // Until a message of `gloo` from or to a member has come or left. Throws if it does not in time, or its connection is
   // closed.
   void wait(const c10::intrusive_ptr<c10d::Work>& message, int member, milliseconds timeout) {
     waits_.wait(message, member, timeout);
   }
-  // Any thread. Ends the wait for a message that nobody wants any more.
+  // Any thread. Ends the wait for a message that is no longer wanted.
   void forget(const c10::intrusive_ptr<c10d::Work>& message) { waits_.forget(message); }
-  // Any thread. Whether a connection to a member is closed,
+  // Any thread. Whether a connection to a member is closed.
   bool is_lost(int member) const;
-  // to end the waits that Gloo has forgotten then,
+  // Any thread. Ends the waits that Gloo forgets when connections close.
   void end_lost_waits();
-  // and to close all. Gloo then throws in all its calls, also on the other members.
+  // Any thread. Closes all connections. Gloo then throws in all its calls, on the other members too.
   void close();
 
  private:
@@ -77,19 +76,20 @@ class Wire {
   Waits waits_;
 };
 
-// Within one collective, messages of a pair that have one size keep their order in each of these.
+// Within one collective and stream, messages of a pair with the same size keep their order.
 enum class Stream : int { Inputs = 0, Results = 1 };
 
-// The messages of one collective that cross between hosts. Their memory must live as long as this, or until they are known to be done.
+// The messages of one collective between hosts. Their memory must outlive this, or live until they are known to be
+// done.
 //
-// Their tags follow from all calls so far and from their sizes, so that they may leave before those are compared: nobody
-// takes them for messages of another call.
+// Tags follow from all calls so far and from message sizes, so that messages may leave before calls are compared: no
+// member takes them for another call's.
 class Crossing {
  public:
-  // `digest`: of the calls (agreement.hpp). The call's timeout counts from now.
+  // `digest`: of the calls (agreement.hpp). The call's timeout starts now.
   Crossing(Wire& wire, const Call& call, uint64_t digest);
 
-  // Both return at once, with a number to wait for. Empty messages do not travel.
+  // Both return at once, with a number to wait for. Empty messages are not sent.
   size_t receive(void* data, size_t bytes, int member, Stream stream = Stream::Inputs);
   size_t send(const void* data, size_t bytes, int member, Stream stream = Stream::Inputs);
 

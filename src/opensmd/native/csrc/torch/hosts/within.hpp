@@ -1,4 +1,4 @@
-// Work that may never end, because the process that it asks is dead or stopped.
+// Work that may never end because the process it asks is dead or stopped.
 #pragma once
 
 #include <chrono>
@@ -7,10 +7,10 @@
 
 namespace opensmd {
 
-// The process that serves the store may be the dead one, or stopped.
+// The process that serves the store may itself be dead or stopped.
 constexpr std::chrono::milliseconds kStoresTime{1000};
 
-// What `work` returns, or nothing where it fails or takes too long; then its thread is left behind.
+// The result of `work`, or nothing if it fails or takes too long; its thread is then left behind.
 std::string within(std::chrono::milliseconds limit, std::function<std::string()> work);
 
 }  // namespace opensmd

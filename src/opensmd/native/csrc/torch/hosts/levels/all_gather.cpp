@@ -1,6 +1,6 @@
 // Large: every member sends its piece to one member of each other host, which shares it in shared memory. Pieces go in
-// parts, so that sharing overlaps with what still travels. Where there are several other hosts, large pieces go along a ring,
-// as in ring.cpp: who has received one passes it on.
+// parts, so that sharing overlaps with transfer. Among more than two hosts, large pieces go along a ring, as in
+// ring.cpp: each host passes on what it receives.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -37,7 +37,7 @@ void share_here(Levels& on, const Calling& calling, const void* in, void* const*
                       calling.signature.dtype, calling.call);
 }
 
-// The pieces of other hosts as first members have them, in a row, shared on this one.
+// The other hosts' pieces, in a row on the first member, shared with its host.
 void conclude_with_payloads(Levels& on, const Calling& calling, Agreement::Comparison& comparison, void* const* outs,
                             const size_t* counts) {
   const Layout& layout = on.layout;
@@ -110,7 +110,7 @@ class LargeAllGather {
   }
 
  private:
-  using Arrival = std::pair<size_t, int>;  // a part of the pieces of a host
+  using Arrival = std::pair<size_t, int>;  // a part of a host's pieces
 
   std::vector<Arrival> in_order_of_arrival() const {
     std::vector<Arrival> found;
@@ -127,7 +127,7 @@ class LargeAllGather {
     return found;
   }
 
-  // What a part is of this member's piece.
+  // The bytes of this member's piece that belong to a part.
   Part part_of_piece(size_t index, int member) const {
     const size_t bytes = counts_[member] * width_, offset = std::min(bytes, index * parts_.each);
     return {offset, std::min(parts_.each, bytes - offset)};
@@ -150,7 +150,7 @@ class LargeAllGather {
     }
   }
 
-  // One part of all pieces of another host: as many at once as members of this host have received one.
+  // Shares one part of all pieces of another host, as many at a time as members of this host have received one.
   void share(size_t index, int host, size_t& arrived) {
     const auto& members = on_.layout.members(host);
     const size_t here = on_.layout.here().size();
@@ -181,7 +181,7 @@ class LargeAllGather {
   void* const* const outs_;
   const size_t* const counts_;
   const int me_;
-  const Parts parts_;  // of the largest piece; smaller ones have less in the last parts
+  const Parts parts_;  // of the largest piece; smaller ones have less in their last parts
   const bool ring_;
   std::vector<size_t> receives_;
   Agreement::Comparison comparison_;

@@ -1,10 +1,10 @@
-// Large: each host adds up in shared memory, a slice for each member that crosses; members of one place on all hosts
-// cut their slice among themselves, send each other what they have of the others' cuts, add up, and send the sums
-// back; each host gathers the slices in shared memory. 2 * bytes * (hosts - 1) / hosts leave a host, however many
-// members it has. Between hosts cuts and sums may be coded: whoever makes a sum takes for it what the others decode.
+// Large: each host reduces in shared memory, one slice per member that crosses; the members with the same place on all
+// hosts cut their slice among themselves, send each other their share of the others' cuts, add up, and return the sums;
+// each host gathers the slices in shared memory. 2 * bytes * (hosts - 1) / hosts leave a host, however many members it
+// has. Cuts and sums may be coded between hosts: the member that makes a sum keeps the value that the others decode.
 //
-// Here each host sends to all others at once. Where waiting costs less than the queues before their links, it sends to one at
-// a time (ring.cpp, turns.cpp).
+// Here each host sends to all others at once. Where waiting costs less than queueing for their links, it sends to one
+// at a time (ring.cpp, turns.cpp).
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,13 +20,13 @@
 namespace opensmd::levels {
 namespace {
 
-// What members' numbers are multiplied with, and how they are added up.
+// The factors of the members' numbers, and how they are added up.
 struct Adding {
   Reduction reduction;
   double factor;
 };
 
-// First members send their hosts' sums to all others, and all hosts add them up alike.
+// First members send their host's sum to all others, and every host adds them up alike.
 void carry_all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
   const auto& [signature, call] = calling;
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
@@ -43,7 +43,7 @@ void carry_all_reduce(Levels& on, const Calling& calling, void* data, double fac
   });
 }
 
-// As above. All decode the sums of all hosts, also their own.
+// As above. Every host decodes all hosts' sums, including its own.
 void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& adding, const Coding& coding) {
   const auto& [signature, call] = calling;
   const size_t count = signature.count, bytes = count * size_of(signature.dtype);
@@ -66,8 +66,9 @@ void carry_coded(Levels& on, const Calling& calling, void* data, const Adding& a
   });
 }
 
-// In which hosts are added up. Along a ring a cut begins on the host that has its number, and each takes what the one before
-// it has added up. Where a sum may go along a ring, it is cut and added up so whichever way it goes: results have the same bits.
+// The order in which hosts are added up. Along a ring, cut i begins on host i, and each host adds to the previous one's
+// sum. A sum that may go along a ring is cut and added up in that order whichever way it goes, so that results have the
+// same bits.
 enum class Order { OfHosts, OfRing };
 
 class LargeAllReduce : SlicedSum {
@@ -89,11 +90,11 @@ class LargeAllReduce : SlicedSum {
     for (size_t i = 0; i < std::min(kAhead, count); ++i) expect(i);
     comparison_.meet();
     comparison_.post();
-    // Parts follow one another through the three steps, and something is always on its way.
+    // Parts follow one another through the three steps, so that something is always in transit.
     for (size_t i = 0; i < count + kAhead - 1; ++i) {
       if (i < count && i % pieces_ == 0) add_up_here(under_way_.at(i).slices);
       if (i < count) send_inputs(i);
-      if (i == 0) comparison_.conclude();  // the other hosts' frames have travelled meanwhile
+      if (i == 0) comparison_.conclude();  // meanwhile, the other hosts' frames have travelled
       if (i >= 1 && i - 1 < count) add_up_hosts(i - 1);
       if (i >= kAhead - 1) collect(i - kAhead + 1);
     }
@@ -102,10 +103,10 @@ class LargeAllReduce : SlicedSum {
 
  private:
   struct Travelling {
-    Slices slices;  // of the part that this is a piece of, for the members of this host
+    Slices slices;  // of this piece's part, for the members of this host
     size_t piece;
-    std::unique_ptr<char[]> inputs;  // from the other hosts, of this member's own cut
-    std::unique_ptr<char[]> leaving, results;  // coded, by host: cuts for it, or the sum of this one's; its sums
+    std::unique_ptr<char[]> inputs;  // from the other hosts, for this member's own cut
+    std::unique_ptr<char[]> leaving, results;  // coded, by host: cuts for it, or this host's sum; its sums
     std::vector<size_t> input_receives, result_receives;
   };
 
@@ -132,7 +133,7 @@ class LargeAllReduce : SlicedSum {
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       char* into = part.inputs.get() + own * static_cast<size_t>(on_.layout.after(step));
       part.input_receives.push_back(crossing_.receive(into, own, counterpart(step), Stream::Inputs));
-      // Nothing comes back before all that is sent from there has arrived.
+      // Nothing comes back before everything sent from there has arrived.
       const auto [begin, length] = cut_of(part, on_.layout.after(step));
       char* result = coding_.none() ? slice(part.slices) + begin : code_of(part.results, part, on_.layout.after(step));
       part.result_receives.push_back(
@@ -140,7 +141,7 @@ class LargeAllReduce : SlicedSum {
     }
   }
 
-  // Of the cut for one host.
+  // For one host's cut.
   size_t most_of_code(const Travelling& part) const { return coding_.bytes(cut_of(part, 0).bytes + kLine); }
   char* code_of(const std::unique_ptr<char[]>& codes, const Travelling& part, int host) const {
     return codes.get() + most_of_code(part) * static_cast<size_t>(host);
@@ -222,11 +223,11 @@ class LargeAllReduce : SlicedSum {
   Agreement::Comparison comparison_;
   UnderWay<Travelling> under_way_;
   std::vector<char> decoded_;
-  std::vector<std::unique_ptr<char[]>> left_;  // codes of parts collected, which a slow host may still have to take
-  Crossing crossing_;  // goes before the memory that it writes to
+  std::vector<std::unique_ptr<char[]>> left_;  // codes of collected parts that a slow host may still have to receive
+  Crossing crossing_;  // destroyed before the memory it writes to
 };
 
-// Whether hosts may take turns: it is more than any frame carries, and cuts are large enough.
+// Whether hosts may take turns: the data exceeds what any frame carries, and cuts are large enough.
 bool may_take_turns(const Levels& on, size_t bytes, size_t least) {
   const size_t others = static_cast<size_t>(on.layout.hosts()) - 1, part = parts_in_ring(on.layout, bytes).each;
   return on.framed && others > 1 && bytes > kMostToAll / others && part / cuts_of(on.layout) >= least;
@@ -252,7 +253,7 @@ void all_reduce(Levels& on, const Calling& calling, void* data, double factor) {
   }
 }
 
-// Averages are divided before they are coded, so that no sum is too large for a code.
+// Averages are divided before coding, so that no sum is too large for the code.
 void all_reduce_compressed(Levels& on, const Calling& calling, float* data, Compression compression, float* residual) {
   const bool divides = calling.signature.reduction == Reduction::Average;
   const Adding adding{divides ? Reduction::PremulSum : Reduction::Sum, divides ? 1.0 / on.layout.size() : 1.0};

@@ -1,10 +1,10 @@
-// Large: every member sends to each of another host what is for it, and gives those of its own theirs in shared memory.
+// Large: every member sends each member of another host its piece, and gives those of its own host theirs in shared
+// memory.
 //
-// Between more than two hosts what is large goes in pieces, so that all keep pace: else some get ahead, and links are idle in
-// the end.
+// Among more than two hosts, large data goes in pieces, so that all keep pace: otherwise some get ahead, and links are
+// idle at the end.
 //
-// Where what is for each other member has one size everywhere, the comparison says so. Else the members exchange their counts
-// first.
+// If all pieces have one size everywhere, the comparison says so. Otherwise members exchange their counts first.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -24,7 +24,7 @@ struct Exchange {
   void* const* outs;
   const size_t* out_counts;
 
-  // The one count of all pieces that this member gives and takes, plus one; 0: there is none.
+  // The one count of all pieces that this member sends and receives, plus one; 0 if they differ.
   uint64_t one_count(int size) const {
     const size_t count = in_counts[0];
     const auto same = [count](size_t other) { return other == count; };
@@ -47,7 +47,7 @@ void exchange_here(Levels& on, const Calling& calling, const Exchange& data) {
                       calling.call);
 }
 
-// Of all pieces of one size: those of this host's members for others, to its first member, into the frames.
+// Pieces of one size: those of this host's members for other hosts go to its first member, into the frames.
 void give_to_first(Levels& on, const Calling& calling, Agreement::Comparison& comparison, const Exchange& data) {
   const Layout& layout = on.layout;
   const size_t count = data.in_counts[0], bytes = count * size_of(calling.signature.dtype);
@@ -80,7 +80,7 @@ void give_to_first(Levels& on, const Calling& calling, Agreement::Comparison& co
   comparison.post(sizes);
 }
 
-// What has come from other hosts, from the first member to the others.
+// The first member shares what has come from other hosts.
 void conclude_with_arrived(Levels& on, const Calling& calling, Agreement::Comparison& comparison,
                            const Exchange& data) {
   const Layout& layout = on.layout;
@@ -105,7 +105,7 @@ void conclude_with_arrived(Levels& on, const Calling& calling, Agreement::Compar
   }
 }
 
-// Of every pair what the one gives and the other takes; all members look at all, so that all of them raise.
+// Compares what is sent and what is expected for every pair; every member checks every pair, so that all raise.
 void compare_counts(Levels& on, const Calling& calling, const Exchange& data) {
   const auto size = static_cast<size_t>(on.layout.size());
   std::vector<uint64_t> own(data.in_counts, data.in_counts + size);
@@ -130,7 +130,7 @@ void compare_counts(Levels& on, const Calling& calling, const Exchange& data) {
   }
 }
 
-// Members of other hosts send each other their pieces, the next ones when earlier ones have come from all.
+// Members of different hosts send each other their pieces; the next ones leave once earlier ones have come from all.
 class Between {
  public:
   Between(Levels& on, const Calling& calling, const Exchange& data, uint64_t digest)
@@ -141,8 +141,8 @@ class Between {
         receives_(most_pieces()),
         crossing_(on.wire, calling.call, digest) {}
 
-  // `first`: what is done before anything leaves; `meanwhile`: while it is on its way. That of whose size the two ends
-  // disagree goes nowhere, or into the memory that is meant for it.
+  // `first` runs before anything leaves, `meanwhile` while it is in transit. A piece whose two ends disagree about its
+  // size goes nowhere, or into the memory meant for it.
   template <typename First, typename Meanwhile>
   void run(First first, Meanwhile meanwhile) {
     for (size_t i = 0; i < kAhead; ++i) expect(i);
@@ -160,7 +160,7 @@ class Between {
  private:
   static constexpr size_t kFewestPieces = 8, kOnTheirWay = 2;
 
-  // Of what one member sends another: both know no other counts.
+  // Pieces of what one member sends another: the two know no other counts.
   Parts pieces(size_t count) const { return Parts::of(count * width_, most_, kFewestPieces, most_ / 2); }
   Part piece(size_t index, size_t count) const {
     const Parts all = pieces(count);

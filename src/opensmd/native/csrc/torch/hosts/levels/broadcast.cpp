@@ -1,5 +1,5 @@
-// Large: in parts along a tree of hosts, mostly a chain, so that the busiest link carries the data once. On each host one
-// member receives, passes on, and shares in shared memory.
+// Large: in parts along a tree of hosts, usually a chain, so that the busiest link carries the data once. On each host
+// one member receives, passes on, and shares in shared memory.
 #include <cstring>
 #include <vector>
 
@@ -15,7 +15,7 @@ void carry_broadcast(Levels& on, const Calling& calling, void* data) {
   const int root_host = on.layout.host_of(signature.root);
   const bool here = on.layout.host() == root_host;
   const int root_place = on.layout.place_of(signature.root);
-  const bool before = here && root_place != 0;  // the first member of the root's host gets them, and with it all others
+  const bool before = here && root_place != 0;  // first to the first member of the root's host
   Agreement::Comparison comparison(on.agreement, signature, call,
                                    Route::from(root_host, on.layout.hosts(), HostTree::fan_for(bytes)));
   comparison.meet();

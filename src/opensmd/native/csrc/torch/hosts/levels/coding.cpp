@@ -7,7 +7,7 @@
 namespace opensmd::levels {
 namespace {
 
-// So many numbers are coded, and decoded again, while they are in the first cache. Whole blocks of int8.
+// How many numbers are coded and decoded again while they are in the first-level cache. Whole blocks of int8.
 constexpr size_t kRun = 8 * kCompressionBlock;
 
 }  // namespace
@@ -26,7 +26,7 @@ void Coding::encode_runs(void* code, float* numbers, size_t count) const {
     compressor_->expand(decoded, to, length);
     if (residual_ != nullptr) {
       float* lost = residual_ + (run - data_);
-      // What is infinite or NaN is nothing that a later call could make good.
+      // No later call could make good an infinite or NaN loss.
       for (size_t i = 0; i < length; ++i) {
         const float difference = (run[i] - decoded[i]) * scale_;
         lost[i] = std::isfinite(difference) ? difference : 0.0f;
@@ -38,7 +38,7 @@ void Coding::encode_runs(void* code, float* numbers, size_t count) const {
 }
 
 void Coding::encode(void* code, const void* numbers, size_t plain) const {
-  // They are only read.
+  // The numbers are only read.
   encode_runs<false>(code, static_cast<float*>(const_cast<void*>(numbers)), plain / sizeof(float));
 }
 

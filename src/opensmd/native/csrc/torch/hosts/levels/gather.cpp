@@ -1,4 +1,4 @@
-// Large: members of other hosts send their pieces to the root, those of its host give them in shared memory.
+// Large: members of other hosts send their pieces to the root; those of its own host give them in shared memory.
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -24,7 +24,7 @@ void put_pieces(const Layout& layout, int host, const void* from, size_t bytes, 
   }
 }
 
-// On the root's host: to the root what its first member, who may be another, has got of the others.
+// On the root's host: the first member, possibly another, hands the root what it got from the other hosts.
 void conclude_for_root(Levels& on, const Calling& calling, Agreement::Comparison& comparison, void* const* outs) {
   const Layout& layout = on.layout;
   const size_t bytes = calling.signature.count * size_of(calling.signature.dtype);

@@ -1,8 +1,8 @@
-// Collectives of a group that spans hosts, in two levels: shared memory on each host, messages between hosts, so that as
-// few bytes as can be travel between hosts. A few bytes go with the comparison of calls (agreement.hpp), in one step;
-// more follow it in parts, so that while some travel others are added up or copied in shared memory.
+// Collectives of a group that spans hosts, in two levels: shared memory on each host, messages between hosts, so that
+// as few bytes as possible travel between hosts. A few bytes go with the comparison of calls (agreement.hpp), in one
+// step; more follow it in parts, so that some travel while others are added up or copied in shared memory.
 //
-// A file a collective, of the two ways each. Every one compares the calls first. Options are those of core/group.hpp.
+// One file per collective, with both paths. Each compares the calls first. Options are those of core/group.hpp.
 #pragma once
 
 #include "core/kernels/compression.hpp"
@@ -19,25 +19,25 @@ struct Levels {
   Local& local;
   Wire& wire;
   Agreement& agreement;
-  // Whether the agreement's frames go between the hosts of this layout, and so may carry data.
+  // Whether the agreement's frames go between this layout's hosts, and so may carry data.
   bool framed;
-  // From so many bytes on each host sends to one other at a time in a sum, where it may (all_reduce.cpp): in one that may go
-  // along a ring, and in another.
+  // From this many bytes on, each host sends to one other at a time in a sum that allows it (all_reduce.cpp): one that
+  // may go along a ring, and any other.
   size_t ring_from, turns_from;
-  // Of a sum that hosts send straight to each other, a part has so many bytes: it is two rounds in shared memory, and a
-  // message to and from each other host, twice.
+  // The least bytes in a part of a sum that hosts send straight to each other: a part costs two rounds in shared
+  // memory, and a message to and from each other host, twice.
   size_t least_part;
-  // Of what members send each other in an all_to_all: as many bytes go at a time.
+  // The bytes that members send each other at a time in an all_to_all.
   size_t piece;
 
   bool carries(size_t bytes) const { return framed && agreement.carries(bytes); }
   bool carries_one_way(size_t bytes) const { return framed && agreement.carries_one_way(bytes); }
   bool carries_pieces(size_t bytes) const { return framed && agreement.carries_pieces(bytes); }
-  // Of the frames where every host needs data of all others.
+  // The route of frames where every host needs data from all others.
   Route round() const { return framed ? Route::round(layout.hosts()) : Route(); }
 };
 
-// One call: what it is, as compared between members, and its text and timeout.
+// One call: what members compare, and its text and timeout.
 struct Calling {
   const Signature& signature;
   const Call& call;
@@ -47,7 +47,7 @@ void all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 void two_hosts_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 void turns_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
 void ring_all_reduce(Levels& on, const Calling& calling, void* data, double factor);
-// A sum or average of float32 numbers, which cross in fewer bytes. `residual`: see coding.hpp.
+// A sum or average of float32 numbers, sent between hosts in fewer bytes. `residual`: see coding.hpp.
 void all_reduce_compressed(Levels& on, const Calling& calling, float* data, Compression compression, float* residual);
 void reduce(Levels& on, const Calling& calling, const void* in, void* out, double factor);
 void broadcast(Levels& on, const Calling& calling, void* data);

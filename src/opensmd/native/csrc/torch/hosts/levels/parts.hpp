@@ -1,4 +1,4 @@
-// Runs of memory cut into the parts in which they travel, and into slices of members.
+// Memory cut into the parts in which it travels, and into the members' slices.
 #pragma once
 
 #include <algorithm>
@@ -14,56 +14,56 @@ namespace opensmd::levels {
 // Parts of what members send each other, and of an all_reduce, which sends each part twice.
 constexpr size_t kMostOfPart = 1u << 20;
 constexpr size_t kMostOfSum = 2u << 20;
-// Enough that the tail of the last part hardly shows. Along a chain of hosts each begins a part later than the one
+// Enough that the tail of the last part hardly shows. Along a chain, each host begins one part later than the one
 // before it; but every part is a round in shared memory.
 constexpr size_t kFewestParts = 4;
 constexpr size_t kFewestInChain = 48;
 constexpr size_t kFewestInShortChain = 8;  // of less than kLeastOfPart each
-// Of a sum that goes along a ring: one goes on while the other one travels. More of it makes more messages.
+// For a sum along a ring: one part is worked on while the other travels. Finer cutting makes more messages.
 constexpr size_t kFewestInRing = 2;
-// More of such a sum, divided by how many members of a host cross, is added up on each host in several parts, too.
+// If such a sum exceeds this over the number of members of a host that cross, each host also reduces it in parts.
 constexpr size_t kMostOfBlock = 1u << 20;
 
 constexpr size_t kLeastOfPart = 64u << 10;
-// Of a sum that is coded: where codes are cut decides how they are rounded, so that this may not follow from the network.
+// For a coded sum: where codes are cut decides how they are rounded, so this must not depend on the network.
 constexpr size_t kLeastOfSum = 256u << 10;
 constexpr size_t kLeastInChain = 16u << 10;
 
-// Of what goes along a ring of hosts at a time, and of a sum that goes in a single part; less is better sent to all others at
-// once, in one step.
+// The smallest piece worth sending along a ring of hosts, and the smallest of a sum in a single part; less is better
+// sent to all others at once, in one step.
 constexpr size_t kLeastInRing = 32u << 10;
 constexpr size_t kLeastOfRing = 18u << 10;
-// Likewise of a sum that hosts send each other in turns, in one part or more. What is late keeps others waiting for no more
-// than the most.
+// Likewise where hosts take turns, in one part or more: the smallest cut, and the largest, which bounds how long a late
+// one keeps others waiting.
 constexpr size_t kLeastOfTurn = 20u << 10;
 constexpr size_t kMostOfTurn = 64u << 10;
 
-// Less of a sum is not worth several connections at once.
+// Smaller sums are not worth several connections at once.
 constexpr size_t kSplitBytes = 32u << 10;
 
-// Parts whose memory is posted ahead of them: as many as may be on their way, and one that is being worked on.
+// How many parts have their memory posted ahead: those that may be in transit, and one that is being worked on.
 constexpr size_t kAhead = 4;
 
-// A run of memory in equal parts. Parts begin at cache lines.
+// Memory in equal parts, which begin at cache lines.
 struct Parts {
   size_t bytes;  // of all
   size_t each;
 
-  // Parts of about `most` bytes; of less where it would be fewer than `fewest` parts, but not less than `least`.
+  // Parts of about `most` bytes; smaller if that made fewer than `fewest` parts, but not below `least`.
   static Parts of(size_t bytes, size_t most, size_t fewest, size_t least = kLeastOfPart) {
     return {bytes, round_up(std::clamp(bytes / fewest, least, most), kLine)};
   }
-  // Of a sum that may go along a ring of so many hosts, of each of which so many members cross.
+  // Parts of a sum along a ring of `hosts`, where `members` of each host cross.
   static Parts in_ring(size_t bytes, size_t hosts, size_t members) {
     const bool whole = bytes <= kMostOfBlock / members || bytes / kFewestInRing / hosts / members < kLeastInRing;
     return of(bytes, kMostOfSum, whole ? 1 : kFewestInRing);
   }
-  // Likewise of one that hosts send each other in turns.
+  // Parts of a sum in which hosts take turns.
   static Parts in_turns(size_t bytes, size_t cuts) {
     const size_t most = kMostOfTurn * cuts, parts = (bytes + most - 1) / most;
     return of(bytes, most, bytes / kFewestInRing / cuts < kLeastOfTurn ? 1 : std::max(parts, kFewestInRing));
   }
-  // Of what goes along a chain of so many hosts.
+  // Parts of what goes along a chain of `hosts`.
   static Parts along(int hosts, size_t bytes) {
     if (hosts <= 2) return of(bytes, kMostOfPart, kFewestParts);
     return of(bytes, kMostOfPart, kFewestInChain, std::clamp(bytes / kFewestInShortChain, kLeastInChain, kLeastOfPart));
@@ -73,37 +73,37 @@ struct Parts {
   Part part(size_t index) const { return {index * each, std::min(each, bytes - index * each)}; }
 };
 
-// Of each part of a sum in which hosts take turns: one for each host of each member that crosses.
+// The cuts of each part of a sum in which hosts take turns: one per host and member that crosses.
 inline size_t cuts_of(const Layout& layout) { return static_cast<size_t>(layout.hosts() * layout.fewest_on_a_host()); }
 
 inline Parts parts_in_ring(const Layout& layout, size_t bytes) {
   return Parts::in_ring(bytes, static_cast<size_t>(layout.hosts()), static_cast<size_t>(layout.fewest_on_a_host()));
 }
 
-// In how many pieces each cut of a sum may go: if the sum has one part, these follow one another in its place. Unlike that of
-// the parts, their number does not matter for which host adds up which numbers.
+// How many pieces each cut of a sum goes in: with a single part, pieces follow one another in place of parts. Unlike
+// the number of parts, theirs does not affect which host adds up which numbers.
 inline size_t pieces_of_cuts(const Parts& parts, size_t cuts) {
   return parts.count() == 1 && parts.bytes / kFewestInRing / cuts >= kLeastInRing ? kFewestInRing : 1;
 }
 
-// One of so many pieces of a host's cut of a slice.
+// One piece of a host's cut of a slice.
 inline Part piece_of_cut(size_t slice_bytes, int hosts, int host, size_t pieces, size_t piece) {
   const Part cut = part_of(slice_bytes, hosts, host);
   const Part found = part_of(cut.bytes, static_cast<int>(pieces), static_cast<int>(piece));
   return {cut.offset + found.offset, found.bytes};
 }
 
-// How many members of each host a part of a sum is cut among.
+// How many members of each host share a part of a sum.
 inline int takers_of(const Layout& layout, size_t bytes) {
   return bytes < kSplitBytes ? 1 : layout.fewest_on_a_host();
 }
 
-// Whether each member has something for, or gets something from, all others.
+// Whether each member sends something to, or gets something from, all others.
 inline bool all_give(const size_t* counts, int members) {
   return std::all_of(counts, counts + members, [](size_t count) { return count > 0; });
 }
 
-// One run of memory cut among members, as the calls of core/group.hpp take it.
+// Memory cut among members, as the calls of core/group.hpp take it.
 struct Slices {
   std::vector<char*> data;
   std::vector<size_t> counts;  // of elements
@@ -112,7 +112,7 @@ struct Slices {
   const void* const* inputs() const { return reinterpret_cast<const void* const*>(data.data()); }
 };
 
-// Even slices for the first `takers` of so many members, none for the others.
+// Even slices for the first `takers` of `members`, none for the others.
 inline Slices cut(void* data, size_t bytes, DType dtype, int takers, int members) {
   Slices found;
   for (int i = 0; i < members; ++i) {

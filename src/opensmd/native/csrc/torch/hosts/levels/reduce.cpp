@@ -1,5 +1,5 @@
-// Large: in parts up a tree of hosts, mostly a chain, in which every host adds its own sum to what comes: the busiest link
-// carries the data once.
+// Large: in parts up a tree of hosts, usually a chain, in which each host adds its own sum to what arrives: the busiest
+// link carries the data once.
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -11,7 +11,7 @@
 namespace opensmd::levels {
 namespace {
 
-// Hosts on the way add up what comes, but where that would be rounded or overflow: then all send to the root.
+// Hosts along the way add up what arrives, unless that would round or overflow: then all send to the root.
 bool on_the_way(const Signature& signature) { return TwoSums::serve(signature.dtype, signature.reduction); }
 
 HostTree tree_of(const Signature& signature, int hosts, const Parts& parts) {
@@ -30,7 +30,7 @@ void carry_reduce(Levels& on, const Calling& calling, const void* in, void* out,
   comparison.meet();
   void* own = comparison.first() ? comparison.payload_for(next) : nullptr;
   on.local.reduce(in, own, count, signature.dtype, sums.here, 0, sums.factor, call);
-  // What came from the hosts before this one in the tree, and its own.
+  // What came from this host's children in the tree, and its own sum.
   const auto add_up = [&](void* at) {
     std::vector<const void*> parts;
     for (int from = 0; from < hosts; ++from) {
@@ -96,7 +96,7 @@ class LargeReduce {
 
  private:
   struct Slot {
-    std::unique_ptr<char[]> memory;  // for this host's sum, and for what comes from its children
+    std::unique_ptr<char[]> memory;  // for this host's sum, and for its children's
     std::vector<size_t> receives;
     size_t send = 0;
     bool sent = false;
@@ -154,7 +154,7 @@ class LargeReduce {
   const bool crosses_;
   std::vector<Slot> slots_;
   Agreement::Comparison comparison_;
-  Crossing crossing_;  // goes before the memory that it writes to
+  Crossing crossing_;  // destroyed before the memory it writes to
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Large: each host adds up in shared memory what is for the members of another, a slice by each of its own members, who
-// send their sums to them.
+// Large: each host reduces in shared memory what is for another host's members, one slice per member of its own; these
+// send the sums there.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -26,7 +26,7 @@ size_t most_for_a_host(const Layout& layout, const size_t* counts) {
   return most;
 }
 
-// All slices in a row, those of a host together.
+// All slices in a row, grouped by host.
 std::unique_ptr<char[]> packed(const Layout& layout, const void* const* ins, const size_t* counts, size_t width,
                                size_t total) {
   auto all = std::make_unique_for_overwrite<char[]>(total * width);
@@ -90,7 +90,7 @@ class LargeReduceScatter : ScatteredSum {
     for (size_t i = 0; i < std::min(kAhead, parts_.count()); ++i) expect(i);
     comparison_.meet();
     comparison_.post();
-    // Something is always on its way: sums of a part leave before those of the part before it are waited for.
+    // Something is always in transit: the sums of a part leave before the previous part's are waited for.
     for (size_t i = 0; i < parts_.count() + 1; ++i) {
       if (i < parts_.count()) give(i);
       if (i == 0) comparison_.conclude();
@@ -159,7 +159,7 @@ class LargeReduceScatter : ScatteredSum {
 
   std::vector<Slot> slots_;
   Agreement::Comparison comparison_;
-  Crossing crossing_;  // goes before the memory that it writes to
+  Crossing crossing_;  // destroyed before the memory it writes to
 };
 
 bool is_added_up_along_a_ring(const Levels& on, const Signature& signature, const size_t* counts) {

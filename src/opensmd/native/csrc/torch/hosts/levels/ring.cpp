@@ -1,15 +1,15 @@
-// A large all_reduce of several hosts along a ring: of a slice's cuts, one for each host, every host sends one at a time to
-// the host behind it. A cut goes round twice, but for a step: to be added up, and as a sum.
+// A large all_reduce of several hosts along a ring: a slice is cut once per host, and every host sends one cut at a
+// time to the host behind it. A cut goes around twice, less one step: first to be added up, then as a sum.
 //
 //      host 0      host 1      host 2       step
 //      cut 0 ────► + cut 0 ──► + cut 0      1, 2: the sum of cut 0 is complete on host 2
 //      sum 0 ◄──────────────── sum 0        3: and comes to hosts 0
 //             ───► sum 0                    4: and 1
 //
-// Bytes and messages are those of an exchange between all pairs (all_reduce.cpp), but each host hears one other at a time:
-// where all send to one, they queue before its link, and its cores turn from one connection to another. Parts, or pieces of
-// the cuts of the only one, follow one another through the steps, so that something is always on its way: two are enough for
-// that.
+// It takes as many bytes and messages as an exchange between all pairs (all_reduce.cpp), but each host hears one other
+// at a time: senders to one host queue for its link, and its cores switch between connections. Parts, or pieces of the
+// cuts of a single part, follow one another through the steps, so that something is always in transit: two are enough
+// for that.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -45,13 +45,13 @@ class RingAllReduce : SlicedSum {
   friend RingWalk;
 
   struct Travelling {
-    Slices slices;  // of the part that this is a piece of, for the members of this host
-    std::vector<std::unique_ptr<char[]>> sums;  // incomplete ones, as they come, by step
+    Slices slices;  // of this piece's part, for the members of this host
+    std::vector<std::unique_ptr<char[]>> sums;  // partial sums as they arrive, by step
     std::vector<size_t> receives;               // by step, from 1 on
     std::vector<size_t> sends;                  // of `sums`
   };
 
-  // What comes in a step, of a piece of a part. What leaves after it is the same one.
+  // What arrives in a step, of a piece of a part. What is sent next is the same cut.
   Part cut_of(size_t index, size_t step) {
     const size_t host = (static_cast<size_t>(on_.layout.host()) + 2 * hosts_ - step) % hosts_;
     const size_t bytes = slice_bytes(under_way_.at(index).slices);
@@ -119,7 +119,7 @@ class RingAllReduce : SlicedSum {
   UnderWay<Travelling> under_way_;
   Agreement::Comparison comparison_;
   FirstCut first_cut_;
-  Crossing crossing_;  // goes before the memory that it writes to
+  Crossing crossing_;  // destroyed before the memory it writes to
 };
 
 }  // namespace

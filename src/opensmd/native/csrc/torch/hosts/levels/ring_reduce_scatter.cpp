@@ -1,12 +1,12 @@
-// A large reduce_scatter of several hosts along a ring: the sum for the members of a host begins on the host behind it, and
+// A large reduce_scatter of several hosts along a ring: the sum for a host's members begins on the host behind it, and
 // every host on its way adds its own.
 //
 //      host 0        host 1        host 2        step
 //      for 2 ────►   + for 2 ───►  + for 2       0 to 2: complete on host 2
 //      + for 1 ──►   + for 1       for 1 ────►   begun on host 2, complete on host 1
 //
-// Bytes and messages are those of sums sent straight to whom they are for (reduce_scatter.cpp), but each host hears one
-// other at a time, as in ring.cpp.
+// It takes as many bytes and messages as sending sums straight to their hosts (reduce_scatter.cpp), but each host hears
+// one other at a time, as in ring.cpp.
 #include <memory>
 #include <vector>
 
@@ -37,12 +37,12 @@ class RingReduceScatter : ScatteredSum {
   friend RingWalk;
 
   struct Travelling {
-    std::vector<std::unique_ptr<char[]>> sums;  // by step: this host's own, and then as they come
+    std::vector<std::unique_ptr<char[]>> sums;  // by step: first this host's own, then as they arrive
     std::vector<size_t> receives;               // by step, from 1 on
     std::vector<size_t> sends;
   };
 
-  // Whose sum this host adds to in a step, and then passes on.
+  // The members whose sum this host adds to in a step, and then passes on.
   const std::vector<int>& takers(size_t step) const {
     return on_.layout.members(on_.layout.after(static_cast<int>(walk_.last - step)));
   }
@@ -80,10 +80,10 @@ class RingReduceScatter : ScatteredSum {
   }
 
   const RingWalk walk_;
-  const std::unique_ptr<char[]> own_;  // this host's sum, to be added to what comes
+  const std::unique_ptr<char[]> own_;  // this host's sum, to add to what arrives
   UnderWay<Travelling> under_way_;
   Agreement::Comparison comparison_;
-  Crossing crossing_;  // goes before the memory that it writes to
+  Crossing crossing_;  // destroyed before the memory it writes to
 };
 
 }  // namespace

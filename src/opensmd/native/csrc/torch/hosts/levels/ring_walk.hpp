@@ -1,5 +1,6 @@
-// How parts go along a ring of hosts, or from each host to one other at a time. At each tick every part that is under way goes
-// one step on, the latest first: it has waited for least, and what it sends is on its way while an earlier one is waited for.
+// How parts go along a ring of hosts, or from each host to one other at a time. At each tick every part in progress
+// advances one step, the latest first: it has waited least, and what it sends is in transit while an earlier one is
+// waited for.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 namespace opensmd::levels {
 
-// Between two hosts there is none, and along it narrow floats would be rounded, and small whole numbers overflow, once a host.
+// Two hosts make no ring. Along one, narrow floats would be rounded, and small integers overflow, once per host.
 inline bool can_go_along_a_ring(const Levels& on, const Signature& signature) {
   return on.framed && on.layout.hosts() != 2 && !is_narrow(signature.dtype) &&
          TwoSums::serve(signature.dtype, signature.reduction);
@@ -22,8 +23,9 @@ struct RingWalk {
   size_t parts;
   size_t last;  // step; the first is 0
 
-  // sum.go_on(part, step) for all, in order; and sum.expect(part, step) in the same one, as long before as receives are
-  // posted. The calls are compared meanwhile; `posts`: the sum posts the frames for that, in the first step.
+  // Calls sum.go_on(part, step) for all, in order, and sum.expect(part, step) in the same order, as far ahead as
+  // receives are posted. Meanwhile the calls are compared; `posts`: the sum posts the frames for that, in the first
+  // step.
   template <typename Sum>
   void run(Agreement::Comparison& comparison, Sum& sum, bool posts = false) const {
     const auto expect = [&sum](size_t index, size_t step) { sum.expect(index, step); };

@@ -1,4 +1,4 @@
-// Large: the root sends the pieces of members of other hosts to them, and gives those of its own in shared memory.
+// Large: the root sends pieces to the members of other hosts, and gives its own host's members theirs in shared memory.
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -16,7 +16,7 @@ void scatter_here(Levels& on, const Calling& calling, const void* const* ins, vo
                    on.layout.place_of(calling.signature.root), calling.call);
 }
 
-// From the root, what is for other hosts, to the first member of its own, who writes it into their frames.
+// The root gives what is for other hosts to its host's first member, which writes it into their frames.
 void hand_to_first(Levels& on, const Calling& calling, Agreement::Comparison& comparison, const void* const* ins) {
   const auto& [signature, call] = calling;
   const Layout& layout = on.layout;

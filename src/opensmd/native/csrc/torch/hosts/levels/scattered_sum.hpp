@@ -1,5 +1,5 @@
-// What large reduce_scatters have in common, whichever way sums cross: each host adds up in shared memory what is for the
-// members of one host, a slice by each of its own members. Slices go in parts.
+// What large reduce_scatters share, whichever way sums cross: each host reduces in shared memory what is for one host's
+// members, one slice per member of its own. Slices go in parts.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace opensmd::levels {
 
-// Of so many elements for each member.
+// In bytes, given the element count for each member.
 inline size_t largest_slice(const Layout& layout, const Signature& signature, const size_t* counts) {
   return *std::max_element(counts, counts + layout.size()) * size_of(signature.dtype);
 }
@@ -36,8 +36,8 @@ class ScatteredSum {
     return {offset, std::min(parts_.each, bytes - offset)};
   }
 
-  // What is for the members of a host from `row` on, each by the one of this host that has its place; the bytes of this
-  // one's.
+  // Reduces what is for a host's members from `row` on, each on the member of this host that has its place; returns the
+  // bytes of this member's sum.
   size_t add_up_here(size_t index, const std::vector<int>& members, size_t row, void* sum) const {
     std::vector<const void*> ins;
     std::vector<size_t> counts;
@@ -60,7 +60,7 @@ class ScatteredSum {
   const size_t* const counts_;
   char* const out_;
   const int me_;
-  const Parts parts_;  // of the largest slice; smaller ones have less in the last parts
+  const Parts parts_;  // of the largest slice; smaller ones have less in their last parts
 };
 
 }  // namespace opensmd::levels

@@ -1,5 +1,5 @@
-// What large all_reduces have in common, whichever way sums cross: each host adds a part up in shared memory, a slice for
-// each member that crosses, and gathers the slices in the end. Members of one place on all hosts speak to each other.
+// What large all_reduces share, whichever way sums cross: each host reduces a part in shared memory, one slice per
+// member that crosses, and gathers the slices at the end. Members with the same place on all hosts exchange messages.
 #pragma once
 
 #include "torch/hosts/levels/levels.hpp"
@@ -19,10 +19,10 @@ class SlicedSum {
 
   size_t bytes() const { return calling_.signature.count * size_of(dtype_); }
 
-  // On the host so many steps behind this one; asked only by members that cross.
+  // On the host `step` behind this one; only for members that cross.
   int counterpart(int step) const { return on_.layout.members(on_.layout.after(step))[place()]; }
 
-  // This member's slice of a part; without one it does not cross.
+  // This member's slice of a part; a member without one does not cross.
   char* slice(const Slices& slices) const { return slices.data[place()]; }
   size_t slice_bytes(const Slices& slices) const { return slices.counts[place()] * size_of(dtype_); }
   bool crosses(const Slices& slices) const { return slice_bytes(slices) > 0; }

@@ -1,13 +1,14 @@
-// A large all_reduce of several hosts that take turns: as in all_reduce.cpp, every host sends each other one what it has of its
-// cut, and adds up what comes of its own; but in each step it sends to one other and hears one. Sums then go along a ring.
+// A large all_reduce of several hosts that take turns: as in all_reduce.cpp, every host sends each other host its share
+// of that one's cut, and adds up what arrives for its own, but in each step it sends to one host and hears one. Sums
+// then go along a ring.
 //
 //      step      1       2       3       4       5       6
 //      host 0    1 ► 1   2 ► 2   3 ► 3   0 ► 1   3 ► 1   2 ► 1
 //      host 1    2 ► 2   3 ► 3   0 ► 0   1 ► 2   0 ► 2   3 ► 2      which cut goes to which host: inputs, and then sums
 //
-// This is for what a ring (ring.cpp) would round, or let overflow, on every host: a cut is added up once. Hosts that are late
-// get in each other's way, as they do not along a ring; so parts are small, and only what must goes to all. Parts follow one
-// another through the steps, so that something is always on its way.
+// For sums that a ring (ring.cpp) would round or let overflow on every host: here a cut is added up once. Late hosts
+// get in each other's way, as they do not along a ring; so parts are small, and only what must goes to all. Parts
+// follow one another through the steps, so that something is always in transit.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -43,7 +44,7 @@ class TurnsAllReduce : SlicedSum {
 
   struct Travelling {
     Slices slices;  // of the part, for the members of this host
-    std::unique_ptr<char[]> inputs;  // of this member's own cut, by step
+    std::unique_ptr<char[]> inputs;  // for this member's own cut, by step
     std::vector<size_t> receives;    // by step, from 1 on
   };
 
@@ -51,7 +52,7 @@ class TurnsAllReduce : SlicedSum {
     return part_of(slice_bytes(part.slices), on_.layout.hosts(), host);
   }
   Part own_cut(const Travelling& part) const { return cut_of(part, on_.layout.host()); }
-  // What comes in a step of those along the ring, and leaves after it.
+  // The sum that arrives in a step along the ring, and leaves after it.
   Part sum_of(const Travelling& part, size_t step) const {
     return cut_of(part, on_.layout.after(on_.layout.hosts() - static_cast<int>(step - others_)));
   }
@@ -70,7 +71,7 @@ class TurnsAllReduce : SlicedSum {
       return;
     }
     const auto [offset, bytes] = sum_of(part, step);
-    // Nothing comes back before all that is sent from there has arrived.
+    // Nothing comes back before everything sent from there has arrived.
     part.receives.push_back(
         crossing_.receive(slice(part.slices) + offset, bytes, counterpart(on_.layout.hosts() - 1), Stream::Results));
   }
@@ -122,7 +123,7 @@ class TurnsAllReduce : SlicedSum {
   UnderWay<Travelling> under_way_;
   Agreement::Comparison comparison_;
   FirstCut first_cut_;
-  Crossing crossing_;  // goes before the memory that it writes to
+  Crossing crossing_;  // destroyed before the memory it writes to
 };
 
 }  // namespace

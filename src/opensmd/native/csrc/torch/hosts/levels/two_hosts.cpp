@@ -1,11 +1,11 @@
-// A large all_reduce of two hosts: each adds up in shared memory, a slice for each member that crosses; the members of one
-// place send each other what they have, and both add that up; each host gathers the slices in shared memory.
+// A large all_reduce of two hosts: each reduces in shared memory, one slice per member that crosses; members with the
+// same place exchange their slices, and both add them up; each host gathers the slices in shared memory.
 //
 //      host 0 ── its sum ──►  host 1      both: host 0's sum + host 1's sum
 //             ◄── its sum ──
 //
-// As many bytes cross each way as where one of them makes the sum of a cut and sends it back (all_reduce.cpp), but in one
-// step instead of two, so that less is waited for, and in half as many messages.
+// As many bytes cross each way as where one host makes the sum of a cut and sends it back (all_reduce.cpp), but in one
+// step instead of two, with less waiting and half as many messages.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -32,10 +32,10 @@ class TwoHostsAllReduce : SlicedSum {
     for (size_t i = 0; i < std::min(kAhead, count); ++i) expect(i);
     comparison_.meet();
     comparison_.post();
-    // While parts are on their way, the one before them is added up.
+    // While parts are in transit, the one before them is added up.
     for (size_t i = 0; i < count + kOnTheirWay; ++i) {
       if (i < count) give(i);
-      if (i == 0) comparison_.conclude();  // the other host's frame has travelled meanwhile
+      if (i == 0) comparison_.conclude();  // meanwhile, the other host's frame has travelled
       if (i >= kOnTheirWay) take(i - kOnTheirWay);
     }
   }
@@ -50,7 +50,7 @@ class TwoHostsAllReduce : SlicedSum {
   };
 
   Slot& slot(size_t index) { return slots_[index % kAhead]; }
-  // A stream goes over one of several network interfaces (wire.hpp): parts take turns.
+  // Each stream uses one of several network interfaces (wire.hpp): parts alternate.
   static Stream stream_of(size_t index) { return index % 2 == 0 ? Stream::Inputs : Stream::Results; }
 
   void expect(size_t index) {
@@ -78,7 +78,7 @@ class TwoHostsAllReduce : SlicedSum {
 
   void add_up_hosts(Slot& at) {
     crossing_.await_received(at.receive);
-    crossing_.await_sent(at.send);  // from where the sum is written to
+    crossing_.await_sent(at.send);  // the sum overwrites what is sent
     void* sum = slice(at.slices);
     const void* hosts[] = {sum, at.arriving.get()};
     if (on_.layout.host() != 0) std::swap(hosts[0], hosts[1]);
@@ -88,7 +88,7 @@ class TwoHostsAllReduce : SlicedSum {
   const Parts parts_;
   std::vector<Slot> slots_;
   Agreement::Comparison comparison_;
-  Crossing crossing_;  // goes before the memory that it writes to
+  Crossing crossing_;  // destroyed before the memory it writes to
 };
 
 }  // namespace

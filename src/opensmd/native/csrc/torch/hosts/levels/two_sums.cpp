@@ -7,7 +7,7 @@ bool wide(DType dtype) {
   return dtype == DType::F32 || dtype == DType::F64 || dtype == DType::C64 || dtype == DType::C128;
 }
 
-// The sum of a host may be too large for a narrow float where the average is not: it is divided before it is rounded.
+// A host's sum may be too large for a narrow float where the average is not, so it is divided before it is rounded.
 bool divides_first(const Layout& layout, DType dtype, Reduction reduction) {
   return reduction == Reduction::Average && is_narrow(dtype) && layout.hosts() < layout.size();
 }
@@ -37,7 +37,7 @@ TwoSums::TwoSums(const Layout& layout, DType dtype, Reduction reduction, double 
 
 bool TwoSums::serve(DType dtype, Reduction reduction) {
   switch (reduction) {
-    case Reduction::Average: return wide(dtype) || is_narrow(dtype);  // of whole numbers, sums have 64 bits
+    case Reduction::Average: return wide(dtype) || is_narrow(dtype);  // integer sums have 64 bits
     case Reduction::Sum:
     case Reduction::PremulSum: return wide(dtype) || is_narrow(dtype) || reducible(dtype, Reduction::BitAnd);
     case Reduction::Product: return wide(dtype) || reducible(dtype, Reduction::BitAnd);

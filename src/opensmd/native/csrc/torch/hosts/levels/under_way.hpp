@@ -1,4 +1,4 @@
-// Parts that have begun and not ended: they do both in order.
+// Parts in progress: they begin and end in order.
 #pragma once
 
 #include <cstddef>

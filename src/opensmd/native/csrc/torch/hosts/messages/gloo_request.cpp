@@ -14,7 +14,8 @@ GlooRequest::GlooRequest(std::shared_ptr<Wire> wire, std::shared_ptr<Failure> fa
       timeout_(timeout),
       message_(std::move(message)) {}
 
-// Who asks whether it is done may drop it then; its thread would wait for the message, and the end of the future for that.
+// A caller that polls may drop the request; its thread would then wait for the message, and the future's destructor for
+// the thread.
 GlooRequest::~GlooRequest() {
   while (waiting_.valid() && waiting_.wait_for(milliseconds{1}) != std::future_status::ready) wire_->forget(work_);
 }
@@ -35,7 +36,7 @@ bool GlooRequest::in_vain() {
 
 void GlooRequest::wait(milliseconds timeout) {
   const milliseconds asked = timeout.count() > 0 ? timeout : timeout_;
-  auto deadline = Clock::time_point::max();  // Gloo itself keeps that of a wait which begins here
+  auto deadline = Clock::time_point::max();  // Gloo itself keeps the deadline of a wait that begins here
   {
     std::lock_guard lock(mutex_);
     if (!finished_ && !start_waiting(asked)) deadline = Clock::now() + std::min(asked, timeout_);

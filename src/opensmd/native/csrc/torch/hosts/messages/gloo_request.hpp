@@ -1,8 +1,8 @@
-// A message of a program that goes over the wire, as its caller holds it.
+// A program's message over the wire, as its caller holds it.
 //
-// Gloo completes a message only in wait(), so asking whether it is done needs a thread that waits. Who waits for long looks
-// now and then whether that is in vain: Gloo does not tell of all connections that close (waits.hpp), nor of a peer that
-// waits for something else (message_ends.hpp).
+// Gloo completes a message only in wait(), so polling needs a thread that waits. A long wait checks now and then
+// whether it is in vain: Gloo does not report every closed connection (waits.hpp), nor a peer that waits for something
+// else (message_ends.hpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,14 +25,14 @@ namespace opensmd {
 class GlooRequest final : public Request {
  public:
   struct Message {
-    int peer;            // kAnySource, too
+    int peer;            // or kAnySource
     std::string where;  // what errors call it
-    bool quiet;          // an error is nobody's failure
+    bool quiet;          // an error fails no group
     at::Tensor bytes;
     std::unique_ptr<const MessageEnds::End> end;  // null: not compared
   };
 
-  // `timeout`: where wait() names none.
+  // `timeout`: used where wait() is given none.
   GlooRequest(std::shared_ptr<Wire> wire, std::shared_ptr<Failure> failure, c10::intrusive_ptr<c10d::Work> work,
               milliseconds timeout, Message message);
   ~GlooRequest() override;
@@ -48,7 +48,7 @@ class GlooRequest final : public Request {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool start_waiting(milliseconds timeout);  // false: a thread waits already
+  bool start_waiting(milliseconds timeout);  // false: a thread is waiting already
   bool is_over() const { return waiting_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
   void await(milliseconds timeout, Clock::time_point deadline);
   void look();
@@ -63,7 +63,7 @@ class GlooRequest final : public Request {
   std::shared_future<void> waiting_;
   Pauses pauses_;
   Clock::time_point next_look_;
-  std::string difference_;  // of the other end; empty: none is known
+  std::string difference_;  // from the other end; empty: none known
   bool finished_ = false;
 };
 

@@ -7,7 +7,7 @@
 
 namespace opensmd {
 
-// Of one member: whether its inbox is closed, and its receives that would have to move then, in order.
+// One member's: whether its inbox is closed, and, in order, the receives that would then have to move.
 struct HostMessages::Receives {
   std::mutex mutex;  // held while they move
   bool closed = false;
@@ -17,7 +17,7 @@ struct HostMessages::Receives {
 // A message in shared memory, until it moves to the wire.
 class HostMessages::Sharing final : public Request {
  public:
-  // It may live longer than the group. `here`: the members of this host.
+  // May outlive the group. `here`: the members of this host.
   Sharing(Posting posting, std::shared_ptr<Request> request, std::vector<int> here, Fail fail,
           std::shared_ptr<Receives> receives)
       : posting_(std::move(posting)),
@@ -59,7 +59,7 @@ class HostMessages::Sharing final : public Request {
   void move_to(std::shared_ptr<Request> on_wire) { moved_ = std::move(on_wire); }  // with the receives' lock held
 
  private:
-  // Of one that is done in shared memory: what it has become, or null.
+  // What a message withdrawn from shared memory has become, or null.
   std::shared_ptr<Request> on_wire() const {
     if (!withdrawn()) return nullptr;
     std::lock_guard until_moved(receives_->mutex);
@@ -110,7 +110,7 @@ std::shared_ptr<Request> HostMessages::post_receive(const Posting& posting) {
     auto sharing = std::make_shared<Sharing>(posting, std::move(request), layout_.here(), fail_, receives_);
     auto& open = receives_->open;
     std::erase_if(open, [](const auto& each) {
-      const auto receive = each.lock();  // its handle may be dropped in another thread just now
+      const auto receive = each.lock();  // its handle may be dropped by another thread right now
       return !receive || receive->complete();
     });
     if (!receives_->closed) open.push_back(sharing);
@@ -121,7 +121,7 @@ std::shared_ptr<Request> HostMessages::post_receive(const Posting& posting) {
   }
 }
 
-// What comes or has come in shared memory; null where all that comes now comes over the wire.
+// What is arriving or has arrived in shared memory; null if everything now comes over the wire.
 std::shared_ptr<Request> HostMessages::arrived(const Posting& posting) {
   void* data = posting.tensor.data_ptr();
   const size_t bytes = posting.tensor.nbytes();

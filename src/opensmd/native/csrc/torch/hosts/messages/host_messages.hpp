@@ -1,8 +1,8 @@
-// send and recv of a group that spans hosts: in shared memory between members of one host, over the wire between others.
+// send and recv in a group that spans hosts: in shared memory between members of one host, over the wire otherwise.
 //
-// A receive from anybody must hear both, and Gloo's cannot be taken back. So a member that first wants one closes its
-// inbox in shared memory (core/messages/inbox.cpp): from then on its messages come over the wire, those of its own host
-// as well, and receives that wait in shared memory move there.
+// A receive from any source must hear both, and Gloo's cannot be withdrawn. So a member that first posts one closes its
+// inbox in shared memory (core/messages/inbox.cpp): from then on its messages come over the wire, even those of its own
+// host, and receives that wait in shared memory move there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +17,11 @@
 
 namespace opensmd {
 
-// A message that may go in shared memory, as a call that posts it on the wire needs it, too.
+// A message that may go in shared memory, with all that posting it on the wire needs.
 struct Posting {
   bool sends;
   at::Tensor tensor;
-  int peer;  // kAnySource, too
+  int peer;  // or kAnySource
   int64_t tag;
   DType dtype;
 };
@@ -29,7 +29,7 @@ struct Posting {
 class HostMessages {
  public:
   using OnWire = std::function<std::shared_ptr<Request>(const Posting&)>;
-  // Turns an error of shared memory into the group's, where it is one, and throws that. Called also after the group's end.
+  // Turns a shared-memory error into the group's, if it is one, and throws it. Also called after the group has ended.
   using Fail = std::function<void(const Posting&, const std::exception&)>;
 
   HostMessages(std::shared_ptr<Group> group, const Layout& layout, OnWire send, OnWire receive, Fail fail);

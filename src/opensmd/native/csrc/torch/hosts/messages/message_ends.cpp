@@ -30,7 +30,7 @@ std::unique_ptr<MessageEnds::End> MessageEnds::add(const Posting& posting) {
   const auto& [sends, tensor, peer, tag, dtype] = posting;
   std::lock_guard lock(mutex_);
   if (peer == kAnySource) from_anybody_.insert(tag);
-  // Whether a message goes over the wire on one host depends on the receiver.
+  // Within one host, whether a message goes over the wire depends on the receiver.
   if (peer == kAnySource || layout_.host_of(peer) == layout_.host() || !says_kind(tag)) return nullptr;
   const auto number = ++counts_[{sends, peer, tag}];
   if (!sends && from_anybody_.count(tag) > 0) return nullptr;

@@ -1,8 +1,8 @@
-// The two ends of messages between hosts, compared where both wait for long.
+// Compares the two ends of messages between hosts when both have waited long.
 //
-// A message of another size or dtype than its receiver's does not arrive (Wire::tag_on_wire), and both wait for the other. But
-// messages of two members with one tag are received in the order in which they are sent. So each end counts, and who waits
-// writes into the group's store which of them it waits for, and what that is:
+// A message whose size or dtype is not its receiver's does not arrive (Wire::tag_on_wire), and both ends wait for each
+// other. But messages between two members with one tag are received in the order they are sent. So each end counts, and
+// a waiting end writes into the group's store which message it waits for, and what that is:
 //
 //      member 0                          store                             member 1
 //      sends 12 bytes of float32, the 3rd with tag 7
@@ -28,7 +28,7 @@
 
 namespace opensmd {
 
-// Members that wait for each other in a message have posted different ones.
+// Members that wait for each other in one message have posted different ones.
 class DifferentEnds : public CollectiveError {
  public:
   using CollectiveError::CollectiveError;
@@ -40,7 +40,7 @@ class MessageEnds {
 
   MessageEnds(c10::intrusive_ptr<c10d::Store> store, const Layout& layout) : store_(std::move(store)), layout_(layout) {}
 
-  // Of a message that is posted now. Null where what counts on the other end is not known, or not compared.
+  // For a message posted now. Null if the other end's count is unknown, or the message is not compared.
   std::unique_ptr<End> add(const Posting& posting);
 
  private:
@@ -65,7 +65,7 @@ class MessageEnds::End {
         other_key_(std::move(other_key)),
         message_(std::move(message)) {}
 
-  // To be called while this one waits: what the other end waits for in its place; empty where that is the same, or not known.
+  // Call while this end waits: what the other end waits for instead; empty if that is the same, or not known.
   std::string difference() const;
 
  private:
