@@ -48,7 +48,7 @@ class Received : public Node {
 
   std::string name() const override { return "OpenSMDReceived"; }
 
-  // A backward of the step begins at the token, too. One inside it (a reentrant checkpoint, whose function uses the
+  // A backward of the step also begins at the token. One nested in it (a reentrant checkpoint whose function uses the
   // tensor without taking it) does not: what it finds waits for the step's, as the sender takes one gradient.
   variable_list apply(variable_list&& gradients) override {
     if (gradients[0].defined()) early_ = early_.defined() ? early_ + gradients[0] : gradients[0];

@@ -13,7 +13,7 @@
 
 namespace opensmd {
 
-// A gradient's way back: from or to `member`, with `tag`, or with `missing` if there is none.
+// The way back of a gradient: from or to `member`, with `tag`, or with `missing` if there is none.
 struct Return {
   std::shared_ptr<TensorMailbox> mailbox;
   int member;
@@ -21,14 +21,14 @@ struct Return {
   int64_t missing;
 };
 
-// The token of a sent tensor. In backward its gradient comes; `expect` is called if it is not there yet, and returns
-// when it, or that there is none, has come.
+// The token of a sent tensor. Its gradient arrives in backward; if it is not there yet, `expect` is called, and returns
+// once the gradient, or word that there is none, has come.
 at::Tensor send_edge(const at::Tensor& sent, Return way, std::function<void()> expect);
 
 // A received tensor as part of the graph, and its token. In backward its gradient goes back.
 std::pair<at::Tensor, at::Tensor> receive_edge(const at::Tensor& received, Return way);
 
-// Of the token of a received tensor: whether backwards have found a gradient that none has sent back.
+// Whether backwards have found a gradient for this received tensor's token that none has sent back.
 bool keeps_gradient(const at::Tensor& token);
 
 // Whether a node of the graph sends a gradient to another rank, or takes one from there.

@@ -32,7 +32,7 @@ std::function<void()> callback(py::object callable) {
   };
 }
 
-// Called without Python's lock, while whoever gave `callable` waits.
+// Called without Python's lock, while the caller that gave `callable` waits.
 BeginsBackward asking(py::handle callable) {
   return [callable](PyObject* function) {
     py::gil_scoped_acquire gil;

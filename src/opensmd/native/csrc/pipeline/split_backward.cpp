@@ -16,7 +16,7 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Keeps the gradient of a layer's output as it comes by.
+// Keeps the gradient of a layer's output as it passes.
 struct Keep : torch::autograd::FunctionPreHook {
   explicit Keep(at::Tensor* place) : place(place) {}
 
@@ -28,7 +28,7 @@ struct Keep : torch::autograd::FunctionPreHook {
   at::Tensor* place;
 };
 
-// Lets go of what a node has saved as soon as it has run: what comes after it in the backward finds its memory.
+// Frees what a node has saved as soon as it has run, so that the rest of the backward can reuse the memory.
 struct Release : torch::autograd::FunctionPostHook {
   explicit Release(Node* node) : node(node) {}
 
@@ -40,7 +40,7 @@ struct Release : torch::autograd::FunctionPostHook {
   Node* const node;
 };
 
-// Nodes that let go of what they have saved, for as long as this lives.
+// Nodes that free what they have saved, while this lives.
 class ReleasingNodes {
  public:
   ~ReleasingNodes() {
@@ -53,7 +53,7 @@ class ReleasingNodes {
   std::vector<std::pair<Node*, std::uintptr_t>> hooked_;
 };
 
-// Stands where an edge leads to something that waits, and takes its gradient.
+// Stands at the end of an edge to something that waits, and takes its gradient.
 struct Catch : Node {
   Catch(Edge target, WaitingGradients* waiting)
       : Node(edge_list()), target_(std::move(target)), waiting_(waiting) {
@@ -71,7 +71,7 @@ struct Catch : Node {
   WaitingGradients* const waiting_;
 };
 
-// Edges that lead elsewhere for as long as this lives.
+// Edges that lead elsewhere while this lives.
 class ChangedEdges {
  public:
   ~ChangedEdges() {
@@ -130,7 +130,7 @@ SplitBackward::SplitBackward(SplitGraph graph, std::vector<at::Tensor> gradients
 
 SplitBackward::~SplitBackward() = default;
 
-// Python may run a backward of its own, as a reentrant checkpoint does.
+// Python code may run a nested backward, as a reentrant checkpoint does.
 bool SplitBackward::leaves_everything() const { return !graph_->adds_at_once && !graph_->has_python; }
 
 void SplitBackward::run_first() {
@@ -150,7 +150,7 @@ void SplitBackward::run_first() {
   graph_.reset();
 }
 
-// Each divided layer gets the gradient of its output; what leads to anything else that waits is caught.
+// Each divided layer receives the gradient of its output; gradients for anything else that waits are caught.
 void SplitBackward::run_first_with(edge_list roots, variable_list gradients) {
   ChangedEdges changed;
   for (auto& each : layers_) {
@@ -167,7 +167,8 @@ void SplitBackward::run_first_with(edge_list roots, variable_list gradients) {
   ReleasingNodes releasing;
   for (Node* node : graph_->nodes) {
     if (!graph_->away.contains(node) && !graph_->at_once.contains(node)) continue;
-    // The engine itself lets go of nothing where it is to keep the divided layers. What adds to a weight has nothing.
+    // The engine frees nothing itself if it is to keep the divided layers. Nodes that accumulate into a weight save
+    // nothing.
     if (!layers_.empty() && !graph_->divided.contains(node) && !is_weight(*node)) releasing.add(node);
     for (Edge& edge : node->next_edges()) {
       if (graph_->waits(edge)) changed.lead(edge, Edge(c10::make_intrusive<Catch>(edge, &waiting_), 0));

@@ -1,5 +1,5 @@
 // Backward in two parts: first the gradients that other ranks wait for, later those of weights, which only the
-// optimizer waits for. A rank of a pipeline that would stand idle computes the second part then.
+// optimizer needs. A pipeline rank computes the second part when it would otherwise be idle.
 #pragma once
 
 #include "pipeline/split_graph.hpp"
@@ -21,14 +21,14 @@ struct DividedLayer {
   at::Tensor gradient;
 };
 
-// A gradient where the second part goes on from what the first has run.
+// A gradient at which the second part goes on from the first.
 struct WaitingGradient {
   torch::autograd::Edge edge;
   at::Tensor gradient;
 };
 
-// Those of one backward, in the order in which they came, which is the one in which the engine itself adds them up.
-// Autograd has a thread for each device, so that those of a stage that computes on two come from two threads.
+// The gradients of one backward in order of arrival, which is also the order in which the engine adds them up. Autograd
+// has a thread per device, so a stage that computes on two devices adds from two threads.
 class WaitingGradients {
  public:
   void add(torch::autograd::Edge edge, at::Tensor gradient);
@@ -39,20 +39,20 @@ class WaitingGradients {
   std::vector<WaitingGradient> came_;
 };
 
-// The backward that begins at some roots. The graph and what it has saved live until both parts have run, or it is
-// dropped. Neither part with Python's lock held.
+// The backward that begins at some roots. The graph and what it has saved live until both parts have run, or this is
+// dropped. Run neither part with Python's lock held.
 class SplitBackward {
  public:
   explicit SplitBackward(SplitGraph graph, std::vector<at::Tensor> gradients);
   ~SplitBackward();
 
-  // Whether the first part adds to no weight's gradient, for all that can be known.
+  // Whether the first part adds to no weight's gradient, as far as can be known.
   bool leaves_everything() const;
 
-  // Sends what leads to other ranks. Once.
+  // Sends what leads to other ranks. Call once.
   void run_first();
 
-  // Adds to the weights' gradients. Once.
+  // Adds to the weights' gradients. Call once.
   void run_weights();
 
  private:
@@ -65,14 +65,14 @@ class SplitBackward {
 };
 
 // Null if nothing of the backward that begins at `roots` can wait: nothing leads to another rank, or the program would
-// notice. Linear layers and convolutions run twice, each time for some of their gradients, which takes no longer; of
-// all other nodes those wait that do not lead to another rank. `everything`: also what costs nothing.
+// notice. Linear layers and convolutions run twice, each time for some of their gradients, which takes no longer; all
+// other nodes wait unless they lead to another rank. `everything`: also nodes that cost nothing.
 std::shared_ptr<SplitBackward> split_backward(const std::vector<at::Tensor>& roots,
                                               const std::vector<at::Tensor>& gradients, bool everything,
                                               const BeginsBackward& begins_backward);
 
-// Whether backwards from each of `legs` run no node twice, so that they can run one after the other.
-// `weights_too`: nor add to the same weight's gradient.
+// Whether backwards from the `legs` have no node in common, so that they can run one after the other. `weights_too`:
+// nor a weight whose gradient they add to.
 bool are_apart(const std::vector<std::vector<at::Tensor>>& legs, bool weights_too);
 
 }  // namespace opensmd

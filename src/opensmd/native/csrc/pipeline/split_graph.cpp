@@ -26,7 +26,7 @@ bool is_of_type(const T& object, std::string_view name) {
   return std::string_view(typeid(object).name()) == name;
 }
 
-// Of exactly this class: asked for every node of every graph, for which a dynamic_cast that fails takes too long.
+// Of exactly this class: runs for every node of every graph, where a failed dynamic_cast takes too long.
 template <class T>
 const T* exactly(const Node& node) {
   return typeid(node) == typeid(T) ? static_cast<const T*>(&node) : nullptr;
@@ -38,8 +38,8 @@ bool is_hooked_before(Node& node) {
   return !node.pre_hooks().empty() || !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
 }
 
-// The node of a tensor that was written in place through a view. It holds the node of what was written, whose edges it
-// compares with its own when it runs, so that none of them may lead elsewhere.
+// The node of a tensor written in place through a view. It holds the node of what was written, and compares that node's
+// edges with its own when it runs, so none of them may be redirected.
 bool has_fixed_edges(const Node& node) { return typeid(node) == typeid(torch::autograd::CopySlices); }
 
 constexpr size_t kUsualSize = 256;  // of a stage's graph
@@ -51,8 +51,8 @@ Halves halves_of(const Saved&... saved) {
   return (saved.has_hooks() || ...) ? Halves::kOnceOnly : Halves::kTwo;
 }
 
-// A matrix product or convolution computes each of its gradients by itself, so that two calls, each for some of them,
-// take no longer than one. What it has saved must be at hand: hooks that fetch it, as of a checkpoint, would run twice.
+// A matrix product or convolution computes each of its gradients separately, so two calls, each for some of them, take
+// no longer than one. What it saved must be available: hooks that fetch it, as for a checkpoint, would run twice.
 Halves halves(const Node& node) {
   if (auto* addmm = exactly<generated::AddmmBackward0>(node)) return halves_of(addmm->mat1_, addmm->mat2_);
   if (auto* mm = exactly<generated::MmBackward0>(node)) return halves_of(mm->self_, mm->mat2_);
@@ -70,8 +70,8 @@ Halves halves(const Node& node) {
 
 bool is_weight(const Node& node) { return typeid(node) == typeid(torch::autograd::AccumulateGrad); }
 
-// Whether the program would notice at what time a node runs. Hooks of torch's own belong to its reducer, which takes
-// gradients whenever they come.
+// Whether the program would notice when a node runs. Torch's own hooks belong to its reducer, which takes gradients
+// whenever they come.
 bool is_watched(Node& node) {
   if (is_hooked_before(node) || node.tensor_post_acc_grad_hooks() != nullptr) return true;
   return std::ranges::any_of(node.post_hooks(), [](const auto& hook) {
@@ -118,7 +118,7 @@ void SplitGraph::leave(Node* node, const BeginsBackward& begins_backward) {
     has_python = true;
     const std::string name = node->name();
     leads |= name == "_ReceiveBackward";  // the edges of transports without a mailbox
-    // A backward of its own, as reentrant checkpoints begin one, reaches whatever its function has used.
+    // A nested backward, as begun by reentrant checkpoints, reaches whatever its function has used.
     leads |= begins_backward(static_cast<const torch::autograd::PyNode&>(*node).pyobj());
     compiled_ |= name == "CompiledFunctionBackward";
   }
@@ -127,8 +127,8 @@ void SplitGraph::leave(Node* node, const BeginsBackward& begins_backward) {
   if (leads) away.insert(node);
 }
 
-// Whether a layer has a second half, and nothing in that half has to run at once. A compiled function refuses to run
-// in a graph that is kept for a second half.
+// Whether a layer has a second half, none of which has to run at once. A compiled function refuses to run in a graph
+// that is kept for a second half.
 bool SplitGraph::can_be_divided(Node* node) const {
   if (compiled_ || halves(*node) != Halves::kTwo || is_hooked_before(*node) || !node->post_hooks().empty()) {
     return false;
@@ -157,7 +157,7 @@ void SplitGraph::divide(bool everything) {
   }
 }
 
-// A second part waits for no gradient.
+// The second part waits for no gradient.
 bool SplitGraph::must_run_at_once(Node* node) const {
   if (is_watched(*node) || takes_gradient(*node) || (is_python(*node) && node->name() == "_SendBackward")) return true;
   return std::ranges::any_of(node->next_edges(), [this](const Edge& edge) {
@@ -165,9 +165,9 @@ bool SplitGraph::must_run_at_once(Node* node) const {
   });
 }
 
-// Takes nodes off the way into the first part; whether there were any. A weight whose gradient the first part computes
-// in any case takes it at once, unless the second part brings some of it, too: it is added as a whole. And of a graph
-// in which something can be fetched only once, nothing that such a node leads to waits, as behind fixed edges.
+// Moves nodes off the way into the first part; returns whether there were any. A weight whose gradient the first part
+// computes anyway takes it at once, unless the second part adds to it, too: it is added as a whole. And if something in
+// the graph can be fetched only once, nothing reachable from such a node waits, as behind fixed edges.
 bool SplitGraph::hold_at_once(bool everything) {
   const size_t before = at_once.size();
   Nodes of_second;

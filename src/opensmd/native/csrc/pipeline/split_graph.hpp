@@ -1,4 +1,4 @@
-// Which nodes of a backward can wait, and where it is cut for that: the reading half of split_backward.
+// Which nodes of a backward can wait, and where to cut it: the analysis behind split_backward.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -14,19 +14,19 @@ namespace opensmd {
 
 using Nodes = std::unordered_set<torch::autograd::Node*>;
 
-// Whether the Python function of a node begins a backward of its own when the node runs. Called without Python's lock.
+// Whether a node's Python function begins a nested backward when the node runs. Called without Python's lock.
 using BeginsBackward = std::function<bool(PyObject* function)>;
 
 bool is_weight(const torch::autograd::Node& node);
 bool is_watched(torch::autograd::Node& node);
 
-// What a backward from some roots runs, and what of it leads to another rank:
+// What a backward from some roots runs, and which of it leads to another rank:
 //
 //   root ── layer ── layer ── received        these lead away: they run first
 //             │        └── T ── weight        off the way: they wait, with the layers' own second half
 //             └── mul ── custom ── weight
 //
-// A node off the way cannot wait if somebody listens to it, or to what comes behind it.
+// A node off the way cannot wait if anything observes it or a node behind it.
 struct SplitGraph {
   SplitGraph(torch::autograd::edge_list roots, bool everything, const BeginsBackward& begins_backward);
 
@@ -40,8 +40,8 @@ struct SplitGraph {
 
   torch::autograd::edge_list roots;
   std::vector<torch::autograd::Node*> nodes;  // successors before predecessors
-  Nodes away, at_once, divided;  // at_once: off the way, and yet of the first part
-  bool waiting = false;  // something off the way does
+  Nodes away, at_once, divided;  // at_once: off the way, but in the first part
+  bool waiting = false;  // something off the way waits
   bool has_python = false;
   bool adds_at_once = false;  // the first part adds to a weight's gradient
 
@@ -53,7 +53,7 @@ struct SplitGraph {
   bool can_be_divided(torch::autograd::Node* node) const;
   bool hold_at_once(bool everything);
 
-  bool once_only_ = false;  // a node has saved what another part must not fetch again
+  bool once_only_ = false;  // some node has saved what another part must not fetch again
   bool compiled_ = false;
 };
 

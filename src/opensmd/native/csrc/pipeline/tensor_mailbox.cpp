@@ -8,7 +8,7 @@ namespace opensmd {
 namespace {
 
 constexpr int64_t kOwnTags = int64_t{1} << 40;  // torch's are 32 bits wide
-constexpr size_t kRemembered = 4096;  // messages that this member has sent, for a chart of its latest step
+constexpr size_t kRemembered = 4096;  // latest sent messages, for a chart of the last step
 
 int64_t own(int64_t tag) {
   TORCH_CHECK_VALUE(tag >= 0 && tag < kOwnTags, "a tag must be between 0 and ", kOwnTags - 1, ", got ", tag);
@@ -34,7 +34,7 @@ std::vector<TensorMailbox::Sent> TensorMailbox::sent() {
 
 void TensorMailbox::send(int destination, int64_t tag, const at::Tensor& tensor) {
   note(destination, tag);
-  at::AutoDispatchBelowADInplaceOrView plain;  // nothing of this is recorded for a backward
+  at::AutoDispatchBelowADInplaceOrView plain;  // a backward must record none of this
   const at::Tensor data = tensor.resolve_conj().resolve_neg().contiguous();
   if (data.nbytes() < kBlockBytes) return post(destination, tag, data);
   std::optional<Place> place;

@@ -1,6 +1,6 @@
-// Messages between the members of a group for programs that do not know in which order they will need them: the
-// pipeline's transport. A sender is never held up by its receiver, and a receiver can ask what has come. Beside torch's
-// send and recv, whose messages it never meets, because its tags are its own.
+// Messages between members for programs that do not know in which order they will need them: the pipeline's transport.
+// A sender never waits for its receiver, and a receiver can ask what has come. Independent of torch's send and recv, as
+// its tags are its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@
 
 namespace opensmd {
 
-// One member's end. CPU tensors; any thread. No method may be called with Python's lock held.
+// One member's end. CPU tensors; any thread. Call no method with Python's lock held.
 class TensorMailbox {
  public:
   using Wanted = std::vector<std::pair<int, int64_t>>;  // (source, tag)
@@ -26,20 +26,20 @@ class TensorMailbox {
 
   explicit TensorMailbox(const c10::intrusive_ptr<SmddpBackend>& backend);
 
-  // Returns at once; `tensor` must not change before it has left, and is kept alive until then.
+  // Returns at once; `tensor` is kept alive, and must not change, until it has left.
   void send(int destination, int64_t tag, const at::Tensor& tensor);
   // Whether a message has begun to arrive.
   bool ready(int source, int64_t tag);
-  // `count` elements as a vector; a large message stays where its sender has put it.
+  // `count` elements as a vector; a large message stays where its sender put it.
   at::Tensor receive(int source, int64_t tag, int64_t count, at::ScalarType dtype, milliseconds timeout = {});
-  // A message that has begun to arrive, of this shape, with these strides if there are any; nothing if none has.
+  // A message of this shape, and these strides if any, that has begun to arrive; nothing if none has.
   std::optional<at::Tensor> take(int source, int64_t tag, at::IntArrayRef sizes, at::IntArrayRef strides,
                                  at::ScalarType dtype);
   // Waits until a message for one of the pairs has begun to arrive; the index of the first such pair.
   size_t wait_any(Wanted wanted, milliseconds timeout);
   // Waits until everything sent has left its tensors.
   void flush(milliseconds timeout);
-  // The latest messages of this member, some thousands, earliest first.
+  // This member's latest messages, some thousands, oldest first.
   std::vector<Sent> sent();
 
  private:

@@ -14,7 +14,7 @@
 namespace opensmd {
 namespace {
 
-// Whoever waits for the queue's thread must not hold the GIL: callbacks of futures in that thread may need it.
+// A caller that waits for the queue's thread must not hold the GIL, which callbacks of futures in that thread may need.
 class WithoutGil {
  public:
   WithoutGil() : state_(Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
@@ -44,7 +44,7 @@ SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, std::string nam
 
 SmddpBackend::~SmddpBackend() {
   if (process_.is_forked()) {
-    // The parent still lives in the arena: the child lets go of nothing in its name.
+    // The parent still uses the arena: the child must release nothing in its name.
     queue_->forget_thread();
     static_cast<void>(transport_.release());
     return;
@@ -52,15 +52,15 @@ SmddpBackend::~SmddpBackend() {
   try {
     shutdown();
   } catch (const std::exception&) {
-    // Of a device whose work has failed. Whoever wants to hear of it calls destroy_process_group.
+    // From a device whose work has failed. Callers that want the error use destroy_process_group.
   }
-  // Both may wait for threads that drop their last work, and with it Python objects.
+  // Both may wait for threads that drop their last work, and its Python objects.
   WithoutGil without_gil;
   transport_.reset();
   device_backend_.reset();
 }
 
-// A copy: torch writes the name of a new group into what it gets when it splits one.
+// A copy, because torch writes the new group's name into it when it splits a group.
 c10::intrusive_ptr<c10d::Backend::Options> SmddpBackend::getBackendOptions() {
   auto copy = c10::make_intrusive<SmddpOptions>(*options_);
   copy->timeout = timeout_;
@@ -100,7 +100,7 @@ c10d::ErrorType SmddpBackend::getError() {
 
 void SmddpBackend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
-  if (const auto group = transport_->shared()) group->set_timeout(timeout);  // for those who use it directly
+  if (const auto group = transport_->shared()) group->set_timeout(timeout);  // for direct users
   std::lock_guard lock(device_mutex_);
   if (device_backend_) device_backend_->setTimeout(timeout);
 }
@@ -148,7 +148,7 @@ BackendPtr SmddpBackend::device_backend() {
   TORCH_CHECK_WITH(DistBackendError, !transport_->aborted(),
                    "smddp: this process group has failed or was aborted, which ended it for tensors of every device; "
                    "destroy it and make a new one");
-  WithoutGil without_gil;  // the maker takes it, with the lock held
+  WithoutGil without_gil;  // the maker takes it while the lock is held
   std::lock_guard lock(device_mutex_);
   if (!device_backend_) {
     device_backend_ = makers_.device_backend();
@@ -161,8 +161,8 @@ BackendPtr SmddpBackend::device_backend() {
   return device_backend_;
 }
 
-// NCCL waits without a limit for members that do not connect, so before they do for the first time all meet. Messages
-// do not: they connect two members, and the others may have none.
+// NCCL waits without limit for members that do not connect, so all meet before they first do. Messages skip this: they
+// connect two members, and the others may send none.
 BackendPtr SmddpBackend::device_collectives() {
   BackendPtr backend = device_backend();
   if (met_on_device_) return backend;
@@ -181,12 +181,12 @@ std::shared_ptr<c10::Allocator> SmddpBackend::getMemAllocator() { return device_
 
 // ---------------------------------------------------------------- coalescing
 
-// On the CPU there is nothing to gain from it; for CUDA, torch sends batches of messages this way.
+// There is nothing to gain on the CPU; for CUDA, torch sends batches of messages this way.
 bool SmddpBackend::supportsCoalescing() const { return at::hasCUDA(); }
 
 void SmddpBackend::startCoalescing() {
   std::lock_guard lock(coalescing_mutex_);
-  coalesced_.clear();  // of a batch that an error has ended: torch does not end it here
+  coalesced_.clear();  // left by a batch that failed: torch does not end it here
   coalescing_ = true;
 }
 
@@ -208,7 +208,7 @@ WorkPtr SmddpBackend::endCoalescing() {
   return c10::make_intrusive<WorkList>(rank_, std::move(works));
 }
 
-// Remembers a work issued between startCoalescing and endCoalescing.
+// Remembers works issued between startCoalescing and endCoalescing.
 WorkPtr SmddpBackend::note(WorkPtr work) {
   std::lock_guard lock(coalescing_mutex_);
   if (coalescing_) coalesced_.push_back(work);
@@ -223,9 +223,9 @@ bool SmddpBackend::supportsTensorAlloc(c10::DeviceIndex index) {
   return at::hasCUDA() && device_backend()->supportsTensorAlloc(index);
 }
 
-// torch's reducer takes buckets of complex parameters for pairs of real numbers, and makes them so, but not those whose
-// memory comes from here. On a device they lie where torch's own default puts them: NCCL's memory needs members that are
-// connected, and a model may be wrapped before.
+// torch's reducer takes buckets of complex parameters for pairs of real numbers, and makes them so itself, except where
+// the memory comes from here. On a device they lie where torch's default puts them: NCCL's memory needs connected
+// members, and a model may be wrapped earlier.
 at::Tensor SmddpBackend::allocateTensor(long size, at::TensorOptions options) {
   if (!options.device().is_cpu()) return at::empty({size}, options);
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
@@ -235,7 +235,7 @@ at::Tensor SmddpBackend::allocateTensor(long size, at::TensorOptions options) {
 
 at::Tensor SmddpBackend::allocate(long size, at::TensorOptions options) {
   if (!options.device().is_cpu()) {
-    // Before members are connected NCCL has no memory to give; that, too, costs speed alone.
+    // Before members are connected NCCL has no memory to give; this, too, costs only speed.
     return met_on_device_ ? device_backend()->allocateTensor(size, options) : at::empty({size}, options);
   }
   require_usable();
@@ -244,7 +244,7 @@ at::Tensor SmddpBackend::allocate(long size, at::TensorOptions options) {
   void* block = group && bytes > 0 ? group->heap_allocate(bytes) : nullptr;
   // A full heap costs speed, not correctness.
   if (block == nullptr) return at::empty({size}, options);
-  // Hooks may pad a bucket with resize_, which goes on in memory of its own.
+  // Hooks may pad a bucket with resize_, which then moves to memory of its own.
   return at::for_blob(block, {size})
       .deleter([group, block](void*) { group->heap_free(block); })
       .options(options)

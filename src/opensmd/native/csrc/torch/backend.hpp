@@ -32,14 +32,14 @@ struct SmddpOptions : c10d::Backend::Options {
                         Compression compression = Compression::None)
       : Options(kBackendName, timeout), compression(compression) {}
 
-  Compression compression;  // between hosts, of every sum and average of float32 that all_reduce makes
+  Compression compression;  // between hosts, for every float32 sum and average by all_reduce
 };
 
 // What only Python can do for a backend.
 struct Makers {
   // torch's backend for CUDA tensors of the same members; throws where there is none.
   std::function<BackendPtr()> device_backend;
-  // Returns when all members have come, before the first collective of theirs on a device.
+  // Returns when all members have arrived, before their first collective on a device.
   std::function<void()> meet_on_device;
   // A new smddp backend for members of this one, given as (store, rank, ranks of this group, options).
   std::function<BackendPtr(c10::intrusive_ptr<c10d::Store>, int, std::vector<int>, c10::intrusive_ptr<SmddpOptions>)>
@@ -48,7 +48,7 @@ struct Makers {
 
 class SmddpBackend : public c10d::Backend {
  public:
-  // `name` is this rank's in messages, e.g. "rank 3" by its global rank.
+  // `name` is what messages call this rank, e.g. "rank 3", by its global rank.
   SmddpBackend(std::unique_ptr<Transport> transport, std::string name, int rank, int size,
                c10::intrusive_ptr<SmddpOptions> options, Makers makers);
   ~SmddpBackend() override;
@@ -56,14 +56,14 @@ class SmddpBackend : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   std::shared_ptr<Group> shared_group() const { return transport_->shared(); }
-  // For the timeline: under this number of the process's EventLog.
+  // For the timeline: records under this group number of the process's EventLog.
   void record_as(uint32_t group);
 
   // Collectives (collectives/)
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  // Asynchronous. `residual`: none, or as many float32 numbers as `tensor`: they are added to it, and then hold what its
-  // numbers have lost on their way between hosts, for the next call with them.
+  // Asynchronous. `residual`: none, or as many float32 numbers as `tensor`: they are added to it, then hold what its
+  // numbers lost on their way between hosts, for the next call.
   WorkPtr all_reduce_compressed(const at::Tensor& tensor, Reduction reduction, Compression compression,
                                 const std::optional<at::Tensor>& residual);
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -103,24 +103,25 @@ class SmddpBackend : public c10d::Backend {
   WorkPtr endCoalescing() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
-  // Of the last collective that was issued: torch's debug wrapper compares it among ranks, some of which may not have run it.
+  // Of the last collective issued: torch's debug wrapper compares it among ranks, some of which may not have run it
+  // yet.
   uint64_t getSequenceNumberForGroup() override { return issued_; }
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
-  // For torch's reducer: pairs of real numbers in place of complex ones, and no memory of NCCL's. Everybody else calls
-  // allocate.
+  // For torch's reducer: pairs of real numbers in place of complex ones, and none of NCCL's memory. All other callers
+  // use allocate.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   at::Tensor allocate(long size, at::TensorOptions options);
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
-  BackendPtr device_backend();  // torch's NCCL of the same members, made when it is first asked for
+  BackendPtr device_backend();  // torch's NCCL for the same members, made on first use
   void abort() override;
   void shutdown() override;
 
  private:
   struct Signature;
 
-  // Runs a collective now (sync) or queues it; `run` may throw what the core throws. Profilers are shown the `inputs`.
+  // Runs a collective now (sync) or queues it; `run` may throw what the core throws. Profilers see the `inputs`.
   template <typename Run>
   WorkPtr issue(c10d::OpType type, const char* title, bool async, Tensors outputs, at::TensorList inputs, Run run);
   template <typename Run>
@@ -139,7 +140,7 @@ class SmddpBackend : public c10d::Backend {
   WorkPtr note(WorkPtr work);
 
   void run_all_reduce(const at::Tensor& tensor, const Reducing& how, std::chrono::milliseconds timeout);
-  // Whether all that the group adds up is compressed (collectives/compressed.cpp).
+  // Whether the whole group's sums are compressed (collectives/compressed.cpp).
   bool compresses(const at::Tensor& tensor, Reduction reduction) const;
   void run_all_reduce_compressed(const at::Tensor& tensor, Reduction reduction, Compression compression,
                                  const std::optional<at::Tensor>& residual, std::chrono::milliseconds timeout);
@@ -157,7 +158,7 @@ class SmddpBackend : public c10d::Backend {
 
   std::unique_ptr<Transport> transport_;
   const std::string name_;
-  std::shared_ptr<Unclaimed> unclaimed_;  // in shared memory alone: a message through Gloo ends with its handle
+  std::shared_ptr<Unclaimed> unclaimed_;  // in shared memory only: a Gloo message ends with its handle
   c10::intrusive_ptr<SmddpOptions> options_;
   Makers makers_;
   std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
@@ -165,16 +166,16 @@ class SmddpBackend : public c10d::Backend {
   std::atomic<uint64_t> issued_{0};    // collectives
   std::atomic<uint64_t> messages_{0};
   std::atomic<bool> closed_{false};
-  std::atomic<uint32_t> timeline_group_{0};  // between hosts, where a timeline is wanted: the core records all else
+  std::atomic<uint32_t> timeline_group_{0};  // between hosts, if a timeline is wanted: the core records the rest
   const MakingProcess process_;
 
   std::mutex device_mutex_;
   BackendPtr device_backend_;
-  bool device_aborted_ = false;  // which leaves nothing for shutdown to end in order
+  bool device_aborted_ = false;  // leaves nothing for shutdown to end in order
   std::mutex meeting_mutex_;
   std::atomic<bool> met_on_device_{false};
 
-  // torch asks for a split once for each device type; all are served by one backend.
+  // torch asks for a split once per device type; one backend serves them all.
   std::string split_name_;
   c10::weak_intrusive_ptr<c10d::Backend> split_{c10::intrusive_ptr<c10d::Backend>()};
 

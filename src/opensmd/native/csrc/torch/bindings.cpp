@@ -1,4 +1,4 @@
-// What Python sees of the compiled module: process groups, and below modelparallel messages, graphs and memory of its own.
+// What Python sees of the compiled module: process groups and, for modelparallel, messages, graphs and memory.
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/Context.h>
@@ -42,7 +42,7 @@ Makers makers(py::object device_backend, py::object meet_on_device, py::object s
           holding_gil<decltype(Makers::split)>(std::move(split))};
 }
 
-// `fd`: of the arena, which must stay open only meanwhile. `names`: of its members.
+// `fd`: the arena's, needed only during this call. `names`: the members'.
 std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int rank, std::chrono::milliseconds timeout) {
   GroupConfig config;
   config.rank = rank;
@@ -66,7 +66,7 @@ c10::intrusive_ptr<SmddpBackend> make_shared_backend(std::shared_ptr<Group> grou
                                            makers(std::move(device_backend), std::move(meet_on_device), std::move(split)));
 }
 
-// `local`: of this host's members; none where they share no memory, and each is a host of its own.
+// `local`: this host's members; null if they share no memory, and each counts as a host.
 c10::intrusive_ptr<SmddpBackend> make_gloo_backend(BackendPtr gloo, int connections,
                                                    c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> local,
                                                    std::vector<std::vector<int>> hosts,
@@ -151,7 +151,7 @@ void bind_group(py::module_& module) {
       });
 }
 
-// A device without a number is the current one of this thread.
+// A device without a number is this thread's current one.
 bool supports_tensor_alloc(SmddpBackend& backend, at::Device device) {
   if (device.is_cpu()) return backend.supportsTensorAlloc(-1);
   if (!at::hasCUDA()) return false;

@@ -43,7 +43,7 @@ at::Tensor borrowed(const std::shared_ptr<Group>& group, int member, const Place
                 at::ScalarType dtype) {
   const size_t bytes = kHeaderBytes + static_cast<size_t>(place[1]);
   auto* start = static_cast<std::byte*>(group->heap_address(member, static_cast<uint64_t>(place[0]), bytes));
-  // A forked child's copy of a tensor may be destroyed too; the block is the parent's.
+  // A forked child may also destroy its copy of a tensor; the block is the parent's.
   auto give_back = [group, start, owner = getpid()](void*) {
     if (getpid() == owner) in_use(start).store(0, std::memory_order_release);
   };

@@ -27,13 +27,13 @@ ReduceOp reduce_op(std::string_view name) {
                                        "', but there are sum, avg, product, min, max, band, bor and bxor"));
 }
 
-// A call, with a note for the timeline where nobody else makes one: smddp keeps a record of its own, NCCL tells of all
-// that it has done, and the operators of torch's dispatcher, which note the rest, are passed by.
+// A call, noted for the timeline where nothing else does it: smddp keeps its own record, NCCL reports all its work, and
+// the operators of torch's dispatcher, which note the rest, are bypassed.
 template <typename Start>
 void call(const c10d::Backend& backend, const char* operation, const at::Tensor& output, Start start) {
   EventLog& log = EventLog::of_process();
   if (!log.on() || !output.is_cpu() || backend.getBackendName() == kBackendName) {
-    if (const WorkPtr work = start()) work->wait();  // groups of other backends return handles from sync calls, too
+    if (const WorkPtr work = start()) work->wait();  // other backends return handles even from sync calls
     return;
   }
   const Event event = log.begin(backend.getGroupUid(), log.operation(operation), bytes_of(output));

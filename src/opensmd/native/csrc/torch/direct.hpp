@@ -1,5 +1,5 @@
-// Collectives without torch.distributed's Python: checked, made at once in the calling thread, and finished when they
-// return. torch.ops.opensmd finds the group by its name; a DirectGroup keeps it, and so costs a third of that.
+// Collectives without torch.distributed's Python: checked, run at once in the calling thread, and finished on return.
+// torch.ops.opensmd finds the group by name; a DirectGroup holds it, at a third of the cost.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -12,15 +12,15 @@ namespace opensmd {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Each writes to its first tensor. `op` is a word: sum, avg, product, min, max, band, bor or bxor.
+// Each writes to its first tensor. `op`: sum, avg, product, min, max, band, bor or bxor.
 void direct_all_reduce(c10d::Backend& backend, const at::Tensor& tensor, std::string_view op);
 void direct_broadcast(c10d::Backend& backend, const at::Tensor& tensor, int64_t root);
 void direct_all_gather(c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input);
 void direct_reduce_scatter(c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input, std::string_view op);
 void direct_all_to_all(c10d::Backend& backend, const at::Tensor& output, const at::Tensor& input);
 
-// A group whose collectives are called directly. It keeps the group alive, but not usable: after
-// destroy_process_group every call says so.
+// A group whose collectives are called directly. It keeps the group alive, but not usable: after destroy_process_group
+// every call throws.
 class DirectGroup {
  public:
   explicit DirectGroup(GroupPtr group);
@@ -35,7 +35,7 @@ class DirectGroup {
   c10d::Backend& backend_for(const at::Tensor& tensor) const;
 
   GroupPtr group_;
-  BackendPtr cpu_;  // none where the group has no backend for CPU tensors
+  BackendPtr cpu_;  // null if the group has no backend for CPU tensors
 };
 
 }  // namespace opensmd

@@ -1,4 +1,4 @@
-// send, recv and recv from any source: they pass the queue by and may run at the same time as collectives.
+// send, recv and recv from any source: they bypass the queue and may run at the same time as collectives.
 #include "torch/backend.hpp"
 
 #include <ATen/ATen.h>

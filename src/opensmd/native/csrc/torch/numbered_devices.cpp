@@ -7,7 +7,7 @@
 namespace opensmd {
 namespace {
 
-newfunc torchs_own = nullptr;  // while another one stands in its place
+newfunc torchs_own = nullptr;  // while it is replaced
 
 PyObject* new_device(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   const bool alone = keywords == nullptr && PyTuple_GET_SIZE(args) == 1;
@@ -22,7 +22,7 @@ PyObject* new_device(PyTypeObject* type, PyObject* args, PyObject* keywords) {
 
 }  // namespace
 
-// The type stays what it is: torch and its compiler know it by its identity, and nothing else can be put in its place.
+// The type itself stays: torch and its compiler know it by its identity, and nothing can be put in its place.
 void number_cuda_devices(bool on) {
   if (on == (torchs_own != nullptr)) return;
   if (on) torchs_own = THPDeviceType.tp_new;

@@ -1,8 +1,8 @@
-// torch.ops.opensmd: collectives as operators of torch, which torch.compile takes into its graphs, and which cost less
+// torch.ops.opensmd: collectives as torch operators, which torch.compile takes into its graphs, and which cost less
 // than torch.distributed's functions: no Python between the caller and the group.
 //
-// They write to their first argument and return nothing, as torch.compile wants it of operators that write. The group
-// goes by its name, which a graph can hold.
+// They write to their first argument and return nothing, as torch.compile requires of operators that write. The group
+// is given by name, which a graph can hold.
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/library.h>
 
@@ -53,7 +53,7 @@ TORCH_LIBRARY_IMPL(opensmd, CompositeExplicitAutograd, library) {
   library.impl("all_to_all_into_", all_to_all_into_);
 }
 
-// Of tensors without data, while torch.compile traces: nothing happens, since nothing is returned.
+// While torch.compile traces, tensors have no data: nothing happens, since nothing is returned.
 TORCH_LIBRARY_IMPL(opensmd, Meta, library) {
   library.impl("all_reduce_", [](at::Tensor, c10::string_view, c10::string_view) {});
   library.impl("broadcast_", [](at::Tensor, int64_t, c10::string_view) {});

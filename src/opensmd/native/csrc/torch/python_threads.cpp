@@ -6,7 +6,7 @@
 
 namespace opensmd {
 
-// Needs no GIL: nothing is followed but what belongs to the calling thread. A new thread becomes the head of the list.
+// Needs no GIL: follows only what belongs to the calling thread. A new thread becomes the head of the list.
 bool only_python_thread() {
   if (!Py_IsInitialized()) return false;
   PyThreadState* own = PyGILState_GetThisThreadState();
@@ -18,7 +18,7 @@ bool only_python_thread() {
 
 void warn_in_python(const std::string& text) {
   pybind11::gil_scoped_acquire gil;
-  // Where warnings are errors the call still goes on: it may not be given up half way.
+  // Even if warnings are errors the call goes on: it must not stop half way.
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) PyErr_WriteUnraisable(nullptr);
 }
 

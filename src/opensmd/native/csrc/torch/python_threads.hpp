@@ -5,10 +5,10 @@
 
 namespace opensmd {
 
-// Whether the calling thread is a thread of Python, and the only one in this process.
+// Whether the calling thread is the only Python thread in this process.
 bool only_python_thread();
 
-// A RuntimeWarning, from the only thread of Python.
+// A RuntimeWarning, raised by the only Python thread.
 void warn_in_python(const std::string& text);
 
 }  // namespace opensmd

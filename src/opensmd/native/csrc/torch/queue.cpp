@@ -6,7 +6,7 @@
 
 namespace opensmd {
 
-// Callbacks may run calls of other queues, and these have callbacks, too.
+// Callbacks may run calls of other queues, which have callbacks, too.
 class CallQueue::Telling {
  public:
   Telling(const CallQueue& queue, const Call& call) : queue_(queue), call_(call), outer_(innermost_) { innermost_ = this; }
@@ -52,8 +52,8 @@ void CallQueue::expect_callbacks(Call& call) {
 void CallQueue::post(std::shared_ptr<Call> call) {
   std::unique_lock lock(mutex_);
   enqueue(call);
-  // A callback may wait for what it issues by a future, which does not help (torch's PowerSGD does), and the
-  // thread that it would wait for is its own.
+  // A callback may wait on the future of a call it issued, which does not help (torch's PowerSGD does so), and it would
+  // wait for its own thread.
   if (closing_ || told_here() != nullptr) {
     lock.unlock();
     help_until_done(*call);
@@ -89,7 +89,7 @@ void CallQueue::help_until_done(const Call& call) {
       --waiting_;
     }
   }
-  // This thread may have been woken to run what it now leaves behind.
+  // This thread may have been woken to run what it now leaves.
   wake_one(lock);
 }
 
@@ -104,11 +104,11 @@ void CallQueue::run_behind_others(std::function<void()> run, std::unique_lock<st
   if (outcome) std::rethrow_exception(outcome);
 }
 
-// Called and left with the lock held, and let go while the call runs.
+// Called, and returns, with the lock held; releases it while the call runs.
 void CallQueue::run_head(std::unique_lock<std::mutex>& lock) {
   auto call = std::move(pending_.front());
   pending_.pop_front();
-  const bool in_callback = std::exchange(running_, true);  // whose turn goes on
+  const bool in_callback = std::exchange(running_, true);  // its turn continues
   runner_ = std::this_thread::get_id();
   lock.unlock();
   {
@@ -128,7 +128,7 @@ void CallQueue::run_and_tell(Call& call) {
   } catch (...) {
     error = std::current_exception();
   }
-  call.run = nullptr;  // lets go of the tensors
+  call.run = nullptr;  // releases the tensors
   Telling telling(*this, call);
   call.finished(error);
   call.finished = nullptr;
@@ -151,8 +151,8 @@ void CallQueue::drain() {
   std::unique_lock lock(mutex_);
   closing_ = true;
   changed_.notify_all();
-  // A queued call that another thread runs is waited for. One that this thread runs may have dropped, when it ended,
-  // the last reference to its group.
+  // Wait for a queued call that another thread runs. One that this thread runs may, as it ended, have dropped the last
+  // reference to its group.
   const auto others = [this] { return runner_ != std::thread::id() && runner_ != std::this_thread::get_id(); };
   const bool has_turn = told_here() != nullptr;
   while (running_ && !has_turn ? others() : !pending_.empty()) {
@@ -164,12 +164,12 @@ void CallQueue::drain() {
       --waiting_;
     }
   }
-  changed_.notify_all();  // for the queue's own thread, if all this has run in a callback's turn
+  changed_.notify_all();  // wakes the queue's own thread, if all this ran in a callback's turn
   if (!thread_.joinable()) return;
   std::thread thread = std::move(thread_);
   lock.unlock();
   if (thread.get_id() == std::this_thread::get_id()) {
-    thread.detach();  // the last reference to a group was dropped by one of its own callbacks
+    thread.detach();  // a callback of this group dropped its last reference
   } else {
     thread.join();
   }

@@ -107,7 +107,7 @@ void require_on_device(at::TensorList tensors, const char* operation) {
 }
 
 void write_back(const at::Tensor& tensor, const at::Tensor& from) {
-  c10::InferenceMode as_made(tensor.is_inference());  // only in this mode may such a tensor be written to
+  c10::InferenceMode as_made(tensor.is_inference());  // such a tensor is writable only in this mode
   c10::NoGradGuard no_grad;
   tensor.copy_(from);
 }

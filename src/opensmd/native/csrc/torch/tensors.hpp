@@ -1,4 +1,4 @@
-// Between tensors and plain memory: dtypes, reductions, and tensors whose elements do not lie in a row.
+// Between tensors and plain memory: dtypes, reductions, and tensors whose elements are not contiguous.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -13,15 +13,15 @@
 
 namespace opensmd {
 
-// How elements of a tensor travel: `units` core elements of `dtype` for each element of the tensor.
+// How a tensor's elements travel: `units` core elements of `dtype` for each.
 struct Elements {
   DType dtype;
   size_t units;
 };
 
-// For moving: dtypes that the core does not know are bytes.
+// For moving: dtypes unknown to the core are bytes.
 Elements moved_as(at::ScalarType type);
-// For reducing. Throws NotImplementedError, naming both, where the dtype has no such reduction.
+// For reducing. Throws NotImplementedError, naming both, if the dtype has no such reduction.
 Elements reduced_as(at::ScalarType type, Reduction reduction);
 
 struct Reducing {
@@ -31,21 +31,21 @@ struct Reducing {
 
 Reducing reducing(const c10d::ReduceOp& op);
 
-// Throws ValueError for a tensor whose storage was freed (FSDP does so); it would crash the process.
+// Throws ValueError for a tensor whose storage was freed (FSDP does so), which would crash the process.
 void require_memory(const at::Tensor& tensor, const char* operation);
 
-// Of the tensors beside the first, whose device says where a call goes. The core cannot read memory of a device; NCCL does
-// not look at all tensors of some calls, and its kernels would read what is none. Both throw ValueError.
+// For tensors after the first, whose device decides where a call goes. The core cannot read device memory; NCCL does
+// not check all tensors of some calls, and its kernels would read invalid memory. Both throw ValueError.
 void require_cpu(const at::Tensor& tensor, const char* operation);
 void require_on_device(at::TensorList tensors, const char* operation);
 
-// Of its numbers and, where it is sparse, of their places.
+// Of its values and, if it is sparse, its indices.
 size_t bytes_of(const at::Tensor& tensor);
 
-// Gives a tensor the elements of another, in whichever thread: that has not the modes of autograd that the caller has.
+// Gives a tensor the elements of another, in any thread: it may lack the caller's autograd modes.
 void write_back(const at::Tensor& tensor, const at::Tensor& from);
 
-// A tensor as one run of memory. A tensor that is none is copied; finish() copies results back.
+// A tensor as contiguous memory. One that is not is copied; finish() copies results back.
 class Flat {
  public:
   enum class Use { Read, Write, ReadWrite };
@@ -53,7 +53,7 @@ class Flat {
   void* data() const { return flat_.data_ptr(); }
   size_t numel() const { return static_cast<size_t>(flat_.numel()); }
   bool overlaps(const Flat& other) const;
-  void copy();  // what is only read, before others write into its memory
+  void copy();  // read-only input, before others write into its memory
   void finish();
 
  private:
@@ -66,11 +66,11 @@ std::vector<Flat> flats(const std::vector<at::Tensor>& tensors, Flat::Use use);
 std::vector<void*> pointers(const std::vector<Flat>& all);
 void finish(std::vector<Flat>& all);
 
-// "shape [2, 3]" for error messages, made without allocating: it is written at every call.
+// "shape [2, 3]" for error messages, made without allocating, since every call writes it.
 class ShapeText {
  public:
   explicit ShapeText(const at::Tensor& tensor);
-  // "shape [2, 3], elements by rank [6, 4]", where ranks have different numbers in such a list.
+  // "shape [2, 3], elements by rank [6, 4]", if the ranks' counts in such a list differ.
   ShapeText(const at::Tensor& tensor, at::TensorList of_ranks);
   std::string_view view() const { return {text_.data(), length_}; }
 

@@ -1,6 +1,6 @@
-// What the adapter asks of whatever moves a group's bytes. Two answer: the core (one host) and Gloo (several hosts,
-// or more members than one arena takes). Both follow core/group.hpp: blocking calls on plain memory, members by
-// group rank, failures as CollectiveError, wrong arguments as std::invalid_argument.
+// What the adapter asks of whatever moves a group's bytes. There are two: the core (one host) and Gloo (several hosts,
+// or more members than one arena takes). Both follow core/group.hpp: blocking calls on plain memory, members by group
+// rank, failures as CollectiveError, wrong arguments as std::invalid_argument.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -21,8 +21,8 @@ class Transport {
   virtual void barrier(const Call& call) = 0;
   virtual void all_reduce(void* data, size_t count, DType dtype, Reduction reduction, double factor,
                           const Call& call) = 0;
-  // A sum or average of float32 numbers. Between hosts they cross in fewer bytes; `residual`, where it is not null, takes
-  // what that loses of each of them, and is left alone where nothing is lost.
+  // A sum or average of float32 numbers, sent between hosts in fewer bytes. `residual`, if not null, takes what each
+  // number loses by that, and is left alone if nothing is lost.
   virtual void all_reduce_compressed(float* data, size_t count, Reduction reduction, Compression, float* /*residual*/,
                                      const Call& call) {
     all_reduce(data, count, DType::F32, reduction, 1.0, call);
@@ -45,9 +45,9 @@ class Transport {
   virtual bool aborted() const = 0;
   virtual void leave() = 0;
 
-  // The group in shared memory, where there is one: for its heap, its mailbox and its records.
+  // The group in shared memory, if there is one: for its heap, mailbox and records.
   virtual std::shared_ptr<Group> shared() const { return nullptr; }
-  // That group, or the one of this host's members where there are others.
+  // That group, or, if other hosts have members, the group of this host's.
   virtual std::shared_ptr<Group> local() const { return shared(); }
 };
 

@@ -75,7 +75,7 @@ void QueuedWork::complete(std::exception_ptr error) {
 
 bool QueuedWork::wait(std::chrono::milliseconds timeout) {
   if (!isCompleted()) process_.require_not_forked();
-  // With a deadline of its own the caller may not run calls that take longer.
+  // With its own deadline the caller may not run calls that take longer.
   if (timeout != kNoTimeout) return Work::wait(timeout);
   if (!isCompleted()) queue_->help_until_done(*call_);  // a callback of this call may wait for it
   if (auto error = exception()) std::rethrow_exception(error);
@@ -93,12 +93,12 @@ void Unclaimed::keep(std::shared_ptr<Request> request, at::Tensor memory) {
   try {
     forget_done();
   } catch (const std::exception&) {
-    // The group has failed, as its next call will say: this is called where a handle is dropped.
+    // The group has failed, as its next call will report: this runs where a handle is dropped.
   }
 }
 
 void Unclaimed::forget_done() {
-  std::vector<Kept> done;  // let go of without the lock: Python may own the memory
+  std::vector<Kept> done;  // freed outside the lock: Python may own the memory
   std::lock_guard lock(mutex_);
   const auto first = std::stable_partition(kept_.begin(), kept_.end(), [](Kept& each) { return !each.request->done(); });
   std::move(first, kept_.end(), std::back_inserter(done));
@@ -117,7 +117,7 @@ MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, at::Ten
       timeout_(timeout) {}
 
 MessageWork::~MessageWork() {
-  if (!settled_ && event_) {  // nobody has waited for it, so that its end is not known
+  if (!settled_ && event_) {  // no one waited for it, so its end is not known
     event_->end_ns = event_->start_ns;
     EventLog::of_process().add(*event_);
   }
@@ -133,7 +133,7 @@ bool MessageWork::isCompleted() {
   try {
     settle(timeout_);
   } catch (...) {
-    // Kept in the work: exception() and wait() give it out.
+    // Kept in the work: exception() and wait() report it.
   }
   return true;
 }
@@ -173,7 +173,7 @@ int MessageWork::sourceRank() const {
   return request_->source();
 }
 
-// Rarely asked for, so a thread of its own does: nothing else would complete it while nobody waits.
+// Rarely used, so a separate thread completes it: otherwise nothing would until someone waits.
 c10::intrusive_ptr<c10::ivalue::Future> MessageWork::getFuture() {
   std::lock_guard lock(mutex_);
   if (future_) return future_;

@@ -1,4 +1,4 @@
-// Handles of asynchronous operations. Sync operations have none: like NCCL's, they return a null Work.
+// Handles of asynchronous operations. Sync operations have none: as with NCCL, they return a null Work.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -18,15 +18,15 @@
 
 namespace opensmd {
 
-// The process that has made an object. A forked child has none of its threads and must not speak in its name.
+// The process that made an object. A forked child has none of its threads and must not act in its name.
 class MakingProcess {
  public:
   MakingProcess();
-  bool is_forked() const;  // this one is a child of it
+  bool is_forked() const;  // this process is a child of it
   void require_not_forked() const;
 
  private:
-  const int forks_;  // as counted then
+  const int forks_;  // the count at that time
 };
 
 // A collective in the queue of its group.
@@ -54,7 +54,7 @@ class QueuedWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// Sends and receives whose handles a program has dropped before they were done: the core still moves their memory.
+// Sends and receives whose handles were dropped before they were done: the core still uses their memory.
 class Unclaimed {
  public:
   explicit Unclaimed(std::shared_ptr<Group> group) : group_(std::move(group)) {}
@@ -68,22 +68,22 @@ class Unclaimed {
     at::Tensor memory;
   };
 
-  const std::shared_ptr<Group> group_;  // which requests refer to
+  const std::shared_ptr<Group> group_;  // requests refer to it
   const pid_t owner_ = getpid();
   std::mutex mutex_;
   std::vector<Kept> kept_;
 };
 
-// A send or receive. Its memory is the tensor's, or a copy's where the tensor's elements do not lie in a row.
+// A send or receive. Its memory is the tensor's, or a copy's if the tensor is not contiguous.
 class MessageWork : public c10d::Work {
  public:
-  // `unclaimed` may be null: where a request ends with its handle.
+  // `unclaimed` may be null: then a request ends with its handle.
   MessageWork(int rank, c10d::OpType type, const char* title, at::Tensor tensor, at::Tensor flat, uint64_t sequence,
               std::shared_ptr<Request> request, std::shared_ptr<Unclaimed> unclaimed,
               std::chrono::milliseconds timeout);
   ~MessageWork() override;
 
-  // For the timeline: note under this what nobody else does.
+  // For the timeline: note this message, which nothing else does, under this event.
   void record_as(const Event& event) { event_ = event; }
 
   bool isCompleted() override;

@@ -17,7 +17,7 @@ std::string words_without_time(const std::string& name) {
   return c10::str(at_the_beginning(name), " timed out in monitoredBarrier after 0 ms: the timeout leaves no time to meet");
 }
 
-// What torch's Gloo says, which scripts and torch's own tests look for: rank 0 tells who is missing.
+// The words of torch's Gloo, which scripts and torch's own tests look for: rank 0 reports who is missing.
 std::string words_of_monitored_barrier(const TimedOut& error, int rank, const std::string& name,
                                        std::chrono::milliseconds timeout, bool wait_all_ranks) {
   if (rank != 0) {
@@ -38,7 +38,7 @@ std::string words_of_monitored_barrier(const TimedOut& error, int rank, const st
 }  // namespace
 
 WorkPtr SmddpBackend::barrier(const c10d::BarrierOptions& opts) {
-  // Clients name a device on hosts that have none, too; as with Gloo it means nothing there.
+  // Clients name a device even on hosts that have none; as with Gloo, that means nothing there.
   const bool on_device = at::hasCUDA() && (opts.device ? !opts.device->is_cpu() : !opts.device_ids.empty());
   if (on_device) return device_collectives()->barrier(opts);
   return issue(c10d::OpType::BARRIER, "smddp:barrier", opts.asyncOp, {}, {}, [this, timeout = opts.timeout] {

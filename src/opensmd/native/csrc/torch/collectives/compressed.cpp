@@ -1,4 +1,4 @@
-// Sums and averages of float32 that cross between hosts in fewer bytes: because a call asks for it, or the whole group.
+// Float32 sums and averages sent between hosts in fewer bytes, because a call or the whole group asks for it.
 #include <ATen/ATen.h>
 
 #include <string>

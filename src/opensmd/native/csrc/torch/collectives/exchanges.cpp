@@ -1,4 +1,4 @@
-// Collectives that move elements as they are, in halves as in reductions.cpp.
+// Collectives that move elements unchanged, in two halves as in reductions.cpp.
 #include <ATen/ATen.h>
 
 #include <utility>

@@ -1,5 +1,5 @@
-// Inputs that lie in memory of the outputs. Results come while inputs are still read, so that these need a copy, but for
-// NCCL's form, in which a rank's own part is where it is wanted.
+// Inputs inside the outputs' memory. Results arrive while inputs are still being read, so such inputs need a copy,
+// except in NCCL's form, where a rank's own part already lies in its place.
 #pragma once
 
 #include <vector>

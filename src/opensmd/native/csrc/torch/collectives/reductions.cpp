@@ -1,5 +1,5 @@
-// Collectives that add up. Each has a checking half, which runs in the calling thread, and a run_ half, which runs in its
-// turn and does the moving.
+// Collectives that reduce. Each has a checking half, which runs in the calling thread, and a run_ half, which moves the
+// data in its turn.
 #include <ATen/ATen.h>
 
 #include "torch/backend.hpp"

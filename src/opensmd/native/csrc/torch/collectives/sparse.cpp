@@ -1,4 +1,4 @@
-// all_reduce of sparse tensors: everybody gathers everybody's rows and adds them up in the order of ranks.
+// all_reduce of sparse tensors: every rank gathers all rows and adds them up in rank order.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMostAxes = 64;
 
-// What ranks tell each other of their tensors: entries, dtype, sparse axes, axes and their extents.
+// What ranks tell each other about their tensors: entries, dtype, sparse axes, axes and their extents.
 enum : int64_t { kEntries, kDtype, kSparseAxes, kAxes, kExtents, kColumns = kExtents + kMostAxes };
 
 at::Tensor described(const at::Tensor& tensor) {
@@ -35,7 +35,7 @@ std::string words(const int64_t* row) {
                   row[kSparseAxes]);
 }
 
-// Everybody has everybody's row, so that all throw or none, and the group goes on.
+// Every rank has all rows, so all throw or none does, and the group goes on.
 void require_alike(const at::Tensor& rows, const std::string& name, int rank) {
   const auto* first = rows.const_data_ptr<int64_t>();
   const auto* own = first + rank * kColumns;
@@ -62,7 +62,7 @@ WorkPtr SmddpBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOp
 }
 
 void SmddpBackend::run_all_reduce_sparse(const at::Tensor& tensor, std::chrono::milliseconds timeout) {
-  c10::InferenceMode as_made(tensor.is_inference());  // as in write_back, and coalesce() asks for it, too
+  c10::InferenceMode as_made(tensor.is_inference());  // as in write_back; coalesce() needs it, too
   c10::NoGradGuard no_grad;
   auto own = tensor.coalesce();
   auto all = at::empty({size_, kColumns}, at::kLong);
@@ -73,7 +73,7 @@ void SmddpBackend::run_all_reduce_sparse(const at::Tensor& tensor, std::chrono::
   require_alike(all, name_, rank_);
   auto entries = all.select(1, kEntries).contiguous();
   std::vector<int64_t> rows(entries.data_ptr<int64_t>(), entries.data_ptr<int64_t>() + size_);
-  // Indices are stored one column an entry; entries are to be the rows here.
+  // Indices are stored one column per entry; here entries must be rows.
   auto indices = gather_rows(own._indices().t().contiguous(), rows, timeout).t();
   auto values = gather_rows(own._values(), rows, timeout);
   auto sum = at::_sparse_coo_tensor_unsafe(indices, values, tensor.sizes(), tensor.options()).coalesce();

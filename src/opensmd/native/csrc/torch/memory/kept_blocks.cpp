@@ -9,7 +9,7 @@ namespace opensmd {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kHeadroom = 16;  // a part of the most in use
+constexpr size_t kHeadroom = 16;  // this fraction of the peak usage
 
 void* map_pages(size_t bytes) {
   void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -75,7 +75,7 @@ void* KeptBlocks::use(void* start, size_t bytes) {
   return start;
 }
 
-// The block of this size that was freed last: the caches may still hold it.
+// The most recently freed block of this size: it may still be in the caches.
 void* KeptBlocks::reuse(size_t bytes) {
   const auto after = by_size_.upper_bound(bytes);
   if (after == by_size_.begin() || std::prev(after)->first != bytes) return nullptr;
@@ -84,7 +84,7 @@ void* KeptBlocks::reuse(size_t bytes) {
   return start;
 }
 
-// A part of the smallest block that is larger. The rest stays, as old as it was.
+// Part of the smallest block that is larger. The rest keeps its age.
 void* KeptBlocks::cut(size_t bytes) {
   const auto larger = by_size_.upper_bound(bytes);
   if (larger == by_size_.end()) return nullptr;
@@ -109,7 +109,7 @@ void KeptBlocks::forget(std::multimap<size_t, Age::iterator>::iterator found) {
 void KeptBlocks::unmap_down_to(size_t bytes) {
   while (kept_bytes_ > bytes) {
     const Age::iterator oldest = kept_.begin();
-    if (munmap(oldest->start, oldest->bytes) != 0) return;  // the kernel has no more room for its list of mappings
+    if (munmap(oldest->start, oldest->bytes) != 0) return;  // the kernel's list of mappings is full
     auto found = by_size_.lower_bound(oldest->bytes);
     while (found->second != oldest) ++found;
     forget(found);

@@ -1,5 +1,5 @@
-// Blocks of memory mapped one by one, of which freed ones are kept for the next allocation of their size, as long as
-// the process does not become larger than it must be.
+// Individually mapped blocks of memory; freed ones are kept for the next allocation of their size, as long as that does
+// not make the process larger than necessary.
 //
 //            the most that was in use at once, in this step or the last one, and a sixteenth
 //   bytes    ------------------------------------------------------------------------------- limit
@@ -8,8 +8,8 @@
 //              +----+|    |+----+     +---      were freed longest ago
 //    in use ->      ++    ++              |
 //
-// A heap cannot promise that: it has holes between blocks in use that no other block fits into. Steps repeat, so nearly
-// every block of a step is one of the same size that an earlier step has left, whose pages are there already.
+// A heap cannot promise that: it leaves holes between blocks in use that no other block fits into. Steps repeat, so
+// nearly every block has the size of one freed in an earlier step, whose pages are already there.
 #pragma once
 
 #include <cstddef>
@@ -25,21 +25,21 @@ class KeptBlocks {
   struct Bytes {
     size_t in_use = 0;
     size_t kept = 0;
-    size_t most = 0;  // in use at once, in this step or the last one
+    size_t most = 0;  // peak in use at once, in this step or the last one
   };
 
   void* take(size_t bytes);    // 4096-byte aligned; nullptr when there is no memory
-  bool give_back(void* block);  // false if it is none of these
-  void end_step();              // what was needed before the step that ends now counts no longer
+  bool give_back(void* block);  // false if it is none of these blocks
+  void end_step();              // forgets what was needed before the step that ends now
   Bytes bytes();
-  std::mutex& mutex() { return mutex_; }  // for whoever forks
+  std::mutex& mutex() { return mutex_; }  // for code that forks
 
  private:
   struct Kept {
     void* start;
     size_t bytes;
   };
-  using Age = std::list<Kept>;  // the longest kept first
+  using Age = std::list<Kept>;  // oldest first
 
   size_t most() const;
   size_t limit() const;
@@ -56,8 +56,8 @@ class KeptBlocks {
   std::multimap<size_t, Age::iterator> by_size_;
   size_t in_use_ = 0;
   size_t kept_bytes_ = 0;
-  size_t most_ = 0;       // in use at once, in this step
-  size_t most_before_ = 0;  // in the last one
+  size_t most_ = 0;       // peak in use at once, in this step
+  size_t most_before_ = 0;  // in the previous step
 };
 
 }  // namespace opensmd

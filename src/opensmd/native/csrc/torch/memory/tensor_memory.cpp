@@ -26,12 +26,12 @@ class TensorMemory final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     void* block = bytes < kLarge ? nullptr : tensor_blocks().take(bytes);
-    if (block == nullptr) return small_tensors->allocate(bytes);  // which has torch's own error if there is no memory
+    if (block == nullptr) return small_tensors->allocate(bytes);  // throws torch's own error if there is no memory
     c10::profiledCPUMemoryReporter().New(block, bytes);
     return {block, block, &free_tensor, at::Device(at::kCPU)};
   }
 
-  // Of small ones, too, because torch asks for one function that frees them all.
+  // For small tensors, too, because torch asks for one function that frees them all.
   c10::DeleterFnPtr raw_deleter() const override { return &free_tensor; }
 
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
@@ -51,7 +51,7 @@ void keep_tensor_memory() {
   static std::once_flag once;
   std::call_once(once, [] {
     small_tensors = c10::GetCPUAllocator();
-    pthread_atfork(&lock, &unlock, &unlock);  // a thread that forks may meet another one that allocates
+    pthread_atfork(&lock, &unlock, &unlock);  // a forking thread may coincide with one that allocates
     c10::SetCPUAllocator(new TensorMemory);
   });
 }

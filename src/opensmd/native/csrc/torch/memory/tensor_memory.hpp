@@ -5,10 +5,10 @@
 
 namespace opensmd {
 
-// From now on tensors of 1 MiB and more, of whatever thread, are kept blocks. A second call changes nothing.
+// From now on, tensors of 1 MiB and more use kept blocks, in every thread. A second call changes nothing.
 void keep_tensor_memory();
 
-// The blocks of this process; without effect before keep_tensor_memory().
+// The blocks of this process; unused before keep_tensor_memory().
 KeptBlocks& tensor_blocks();
 
 }  // namespace opensmd

@@ -1,4 +1,4 @@
-// What torch's profilers see of a sync call: what an async one's Work shows them, and that of every other backend.
+// What torch's profilers see of a sync call: what they see of an async one, and of any other backend's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace opensmd {
 
-// Runs `run`, under this title and with the shapes of these tensors where somebody profiles.
+// Runs `run` and, if a profiler is active, shows it this title and these tensors' shapes.
 template <typename Run>
 void profiled(const char* title, at::TensorList tensors, Run&& run) {
   auto profilers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);

@@ -49,7 +49,7 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
   }
 }
 
-// Notes the end of the call whose handle is last on the stack, if it has one. No message has a future.
+// Notes the end of the call whose handle is last on the stack, if there is one. Messages have no future.
 void note_end(const c10::FunctionSchema& schema, torch::jit::Stack& stack, const Event& event, bool message) {
   const auto work = schema.returns().empty() ? nullptr : stack.back().toCustomClass<c10d::Work>();
   if (!work) return EventLog::of_process().end(event);
@@ -76,7 +76,7 @@ class RecordingKernel final : public c10::OperatorKernel {
     const auto& arguments = torch::jit::last(*stack, schema.arguments().size());
     const auto group = arguments[group_argument_].toCustomClass<c10d::ProcessGroup>();
     const auto served_by = group->getBackend(c10::DeviceType::CPU)->getBackendName();
-    if (served_by == kBackendName) return original_.callBoxed(op, keys, stack);  // which keeps its own record
+    if (served_by == kBackendName) return original_.callBoxed(op, keys, stack);  // it keeps its own record
     Event event = begin(*group, arguments);
     original_.callBoxed(op, keys, stack);
     note_end(schema, *stack, event, message_);
@@ -96,7 +96,7 @@ class RecordingKernel final : public c10::OperatorKernel {
   const uint32_t operation_;
   const bool message_;
   const bool moves_;
-  const bool has_peer_;  // the argument behind the group's: a message from anybody has none
+  const bool has_peer_;  // the argument after the group's: a message from any source has none
 };
 
 class SilentWarnings final : public c10::WarningHandler {
@@ -132,7 +132,7 @@ struct Replaced {
 };
 
 Replaced& replaced() {
-  static auto* state = new Replaced;  // never destroyed: other threads may be in a call when the process ends
+  static auto* state = new Replaced;  // never destroyed: other threads may be in a call at exit
   return *state;
 }
 

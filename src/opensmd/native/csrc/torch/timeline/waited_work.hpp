@@ -1,5 +1,5 @@
-// A handle of torch's that ends only when somebody waits for it, as those of Gloo's messages and reduce_scatter do, with a
-// note of when that was. Nothing is known of one that nobody has waited for but when it began.
+// A torch handle that ends only when it is waited for, like those of Gloo's messages and reduce_scatter, with a note of
+// when that was. Without a wait, only its beginning is known.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
