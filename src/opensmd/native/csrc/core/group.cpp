@@ -15,13 +15,13 @@ namespace opensmd {
 
 namespace {
 
-// An error inside a collective (no memory left for a slot, say) must not leave the peers waiting.
+// An error inside a collective (no memory for a slot, say) must not leave the peers waiting.
 template <class Collective, class Options>
 void guarded(Context& context, Collective collective, const Options& options, const Call& call) {
   try {
     collective(context, options, call);
   } catch (const CollectiveError& error) {
-    // Those that name their operation have aborted the group already.
+    // Errors that name their operation have aborted the group already.
     if (context.fork_guard.in_child() || context.left || context.aborted()) throw;
     context.fail(ErrorKind::Other, context.describe(context.rank, context.sequence) + " #" +
                                        std::to_string(context.sequence) + " on " + context.name(context.rank) + ": " +
@@ -35,7 +35,7 @@ Group::Group(GroupConfig config) : parts_(std::make_unique<GroupParts>(std::move
 
 Group::~Group() {
   if (parts_->context.fork_guard.in_child()) {
-    // The helper thread and the locks are the parent's: a child can only forget them.
+    // The helper thread and the locks belong to the parent: a child can only forget them.
     static_cast<void>(parts_.release());
     return;
   }
@@ -92,7 +92,7 @@ void* Group::heap_allocate(size_t bytes) {
 }
 
 void Group::heap_free(void* block) {
-  // A child's copy of a tensor may be destroyed too; the block is the parent's.
+  // A child may also destroy its copy of a tensor; the block is the parent's.
   if (!parts_->context.fork_guard.in_child()) parts_->context.heap.free(block);
 }
 

@@ -1,4 +1,4 @@
-// Every member's array, to all; the arrays may have different lengths.
+// Every member's array to all members; the arrays may differ in length.
 #pragma once
 
 #include "core/protocol/context.hpp"

@@ -37,13 +37,13 @@ class AllReduce {
     round_.meet();
     const int heaps = members_in_heap(context_, round_);
     if (heaps == context_.size) return zero_copy();
-    // Some in the heap and some not: those in the heap have staged nothing, and theirs may not be changed while read.
+    // Only some are in the heap: those have staged nothing, and must not change while they are read.
     if (small && heaps == 0) return one_shot();
     two_shot(context_, round_, reducer_, {data_, data_, bytes_, -1, factors_.all()});
   }
 
  private:
-  // Everybody reads everything, which pays only as long as another wait for all others costs more.
+  // Every member reads every array, which pays only while it costs less than another wait for all others.
   size_t one_shot_limit() const {
     return std::min(context_.arena.shape().staging_bytes, context_.size == 2 ? kPage : 8 * kPage);
   }
@@ -77,9 +77,9 @@ class AllReduce {
     reducer_(outputs, 1, inputs, context_.size, bytes_, factors_.all());
   }
 
-  // Each member reduces its part of everybody's tensor straight from and into everybody's tensor, in turn from its
-  // beginning and from its end, which the last call has left in the caches: line by line where the kernel can walk
-  // backwards, else block by block.
+  // Each member reduces its part straight from and into all members' tensors, alternately from its beginning and from
+  // its end, which the last call has left in the caches: line by line if the kernel can walk backwards, else block by
+  // block.
   void zero_copy() {
     const Part part = part_of(bytes_, context_.size, context_.rank);
     const size_t blocks = (part.bytes + kZeroCopyBlock - 1) / kZeroCopyBlock;

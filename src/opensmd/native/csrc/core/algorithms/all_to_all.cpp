@@ -9,7 +9,7 @@ namespace opensmd {
 
 namespace {
 
-// The members' counts stand in the arena, by parity of the sequence number like the entry lines.
+// The members' counts are in the arena, by parity of the sequence number like the entry lines.
 class ByTable : public Traffic {
  public:
   ByTable(const Context& context, uint64_t sequence) : context_(context), parity_(sequence & 1) {}
@@ -40,7 +40,7 @@ class AllToAll : public CopyingExchange {
       : CopyingExchange(context, round, table, options.ins, options.outs), table_(table), element_(size_of(options.dtype)) {}
 
  protected:
-  // Every member looks at every pair, so that all of them raise.
+  // Every member checks every pair, so that all raise.
   void check_agreement() override {
     for (int source = 0; source < context_.size; ++source) {
       for (int destination = 0; destination < context_.size; ++destination) {

@@ -1,4 +1,4 @@
-// From every member to every member an array of its own, of any length.
+// A separate array, of any length, from every member to every member.
 #pragma once
 
 #include "core/protocol/context.hpp"

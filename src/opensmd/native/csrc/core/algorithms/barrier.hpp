@@ -1,4 +1,4 @@
-// Nobody leaves before everybody has come.
+// No member leaves before all have arrived.
 #pragma once
 
 #include "core/protocol/context.hpp"

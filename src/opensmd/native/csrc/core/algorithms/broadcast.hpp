@@ -1,4 +1,4 @@
-// One member's array, to all.
+// One member's array to all.
 #pragma once
 
 #include "core/protocol/context.hpp"

@@ -12,7 +12,7 @@ class Factors {
     if (used_) context_.arena.member(context_.rank).sizes[parity_].factor = mine;
   }
 
-  // After all have met. nullptr where the reduction takes none.
+  // Call after all have met. nullptr if the reduction takes none.
   const double* all() {
     if (!used_) return nullptr;
     for (int i = 0; i < context_.size; ++i) values_[i] = context_.arena.member(i).sizes[parity_].factor;

@@ -1,4 +1,4 @@
-// Every member's array, to one of them; all of one length.
+// Every member's array to one of them; all of the same length.
 #pragma once
 
 #include "core/protocol/context.hpp"

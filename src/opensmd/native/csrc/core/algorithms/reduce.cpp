@@ -60,7 +60,7 @@ class Reduce {
     reducer_(outputs, 1, inputs, context_.size, bytes_, factors_.all());
   }
 
-  // Each member reduces its part of everybody's tensor straight into the root's.
+  // Each member reduces its part of all members' tensors straight into the root's.
   void zero_copy() {
     const Part part = part_of(bytes_, context_.size, context_.rank);
     void* tensors[kMaxMembers];

@@ -28,7 +28,7 @@ class PartsToEach : public Traffic {
   size_t largest_;
 };
 
-// Pieces are reduced as they arrive, step by step; those that did not need streaming are read in the same steps.
+// Pieces are reduced step by step as they arrive; pieces that need no streaming are read in the same steps.
 class ReducingExchange : public Exchange {
  public:
   ReducingExchange(Context& context, Round& round, const Traffic& traffic, const ReduceScatterOptions& options,

@@ -1,4 +1,4 @@
-// The reduction of all members' arrays, a part of it on each.
+// The reduction of all members' arrays, one part on each.
 #pragma once
 
 #include "core/protocol/context.hpp"
@@ -6,7 +6,7 @@
 namespace opensmd {
 
 struct ReduceScatterOptions {
-  const void* const* ins;  // a part for each member
+  const void* const* ins;  // one part per member
   const size_t* counts;
   void* out;  // may be ins[rank]
   DType dtype;

@@ -1,4 +1,4 @@
-// One array for each member, from one of them; all of one length.
+// One array per member, from one of them; all of the same length.
 #pragma once
 
 #include "core/protocol/context.hpp"

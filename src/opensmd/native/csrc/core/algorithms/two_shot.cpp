@@ -11,19 +11,19 @@ namespace {
 // Large enough that flags cost little, small enough that what all members have published stays in the caches.
 constexpr size_t kSmallestPart = size_t{32} << 10;
 constexpr size_t kLargestPart = size_t{128} << 10;
-constexpr size_t kLargestPartOfMany = size_t{64} << 10;  // of more than two members
-// Arrays that come from memory.
+constexpr size_t kLargestPartOfMany = size_t{64} << 10;  // for more than two members
+// For arrays that come from memory.
 constexpr size_t kFromMemoryBytes = size_t{8} << 20;
 constexpr size_t kPartFromMemory = size_t{64} << 10;
-// Up to here all that two members move finds room in their nearer caches, if slots take turns in little memory. More
-// members do better so at any size.
+// Up to this size, everything that two members move fits into their nearer caches if slots take turns in little memory.
+// With more members that is better at any size.
 constexpr size_t kSmallBytes = size_t{512} << 10;
-// How many steps publishing is ahead of reducing, and reducing of collecting: a line that another core has only just
-// written is slow to get. What comes from memory takes long enough as it is.
+// By how many steps publishing is ahead of reducing, and reducing ahead of collecting: a line just written by another
+// core is slow to get. Data from memory takes long enough anyway.
 constexpr uint32_t kStepsAhead = 4;
 constexpr uint32_t kStepsAheadFromMemory = 1;
 
-// How the array is cut, and in how many slots the chunks take turns.
+// How the array is cut, and how many slots the chunks take turns in.
 struct Cut {
   size_t chunk;
   uint32_t steps;
@@ -77,7 +77,7 @@ class TwoShot {
         wait_for_one(&Member::published, reduced_ + 1);
       }
     }
-    // Streams of later calls count on it.
+    // Streams of later calls rely on it.
     mine_.consumed.value.store(base_ + cut_.steps, std::memory_order_release);
     context_.steps += cut_.steps;
   }

@@ -1,6 +1,6 @@
 // Reduce-scatter and all-gather in one pipeline through the stages of the arena.
 //
-// The array is cut into chunks, each chunk into one part a member. Of every chunk, in turn, a member
+// The array is cut into chunks, each chunk into one part per member. For every chunk, in turn, a member
 //
 //   publishes  the parts of the others into its slot             own slot   [ . | b | c ]      counter `published`
 //   reduces    its own part of its array and all others' slots,
@@ -13,12 +13,12 @@
 //      reduce                     r0   r1        r2     collected it
 //      collect                              c0    ...
 //
-// Why results travel back through the slot they came from: the line that a member has just read it may also write at
-// no cost, while a second stretch of memory would have to be taken out of the others' caches first. Nobody but a slot's
-// owner uses it again. Slots take turns, also from call to call (see stage.hpp).
+// Results travel back through the slot they came from because the line a member has just read can also be written at no
+// cost, while other memory would first have to be fetched from the others' caches. Only a slot's owner uses it again.
+// Slots take turns, from call to call as well (see stage.hpp).
 //
-// No member waits while it can do any of the three; it waits only for the step it itself needs next, which is never
-// later than a step it has published, so nobody waits in a circle.
+// A member waits only when it can do none of the three, and then only for the step it needs next, which is never later
+// than one it has published, so members never wait in a circle.
 #pragma once
 
 #include "core/kernels/kernels.hpp"
@@ -30,14 +30,14 @@ struct TwoShotOptions {
   const void* in;
   void* out;  // may be `in`; null on members that collect nothing
   size_t bytes;
-  int root = -1;  // the one member that collects; -1: all
+  int root = -1;  // the member that collects; -1: all
   const double* factors = nullptr;
 };
 
-// Before all meet: which slot this member will begin with, for its placement.
+// Call before all meet: the slot this member will begin with, for its placement.
 uint32_t two_shot_slot(const Context& context, size_t bytes);
 
-// After all have met and announced their placements.
+// Call after all have met and announced their placements.
 void two_shot(Context& context, Round& round, const Reducer& reducer, const TwoShotOptions& options);
 
 }  // namespace opensmd

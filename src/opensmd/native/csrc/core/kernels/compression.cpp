@@ -10,9 +10,9 @@
 namespace opensmd {
 namespace {
 
-// A block as it travels: its scale, then its numbers divided by that.
+// A block in transit: its scale, then its numbers divided by the scale.
 constexpr size_t kScaleBytes = sizeof(float);
-// Of blocks whose largest number is less, all become zero: their scales would be too small to divide by.
+// Blocks whose largest number is smaller become all zero: their scales would be too small to divide by.
 constexpr float kSmallest = 0x1p-100f;
 constexpr float kMost = 127.0f;
 
@@ -29,7 +29,7 @@ struct CompressBlocks {
   }
 
   static OPENSMD_INLINE void block(int8_t* to, const float* in, size_t length) {
-    uint32_t bits = 0;  // of the largest: without their signs, floats are in the order of their bits
+    uint32_t bits = 0;  // of the largest: without sign bits, floats order like their bits
     for (size_t i = 0; i < length; ++i) {
       const uint32_t size = std::bit_cast<uint32_t>(in[i]) & 0x7fffffffu;
       bits = size > bits ? size : bits;
@@ -44,7 +44,7 @@ struct CompressBlocks {
       return;
     }
     const float inverse = kMost / largest;
-    // The addition rounds: units are the last place of a number of this size.
+    // Adding this rounds: a number of this size has 1 as its last place.
     constexpr float kRounding = 0x1.8p23f;
     constexpr auto kRoundingBits = std::bit_cast<int32_t>(kRounding);
     for (size_t i = 0; i < length; ++i) {

@@ -34,7 +34,7 @@ SimdLevel best_simd_level() {
 
 namespace {
 
-// Work goes in blocks that stay in the first-level cache between the inputs and outputs of one element.
+// Work is done in blocks that stay in the first-level cache between an element's inputs and outputs.
 constexpr size_t kBlockBytes = 8192;
 constexpr size_t kLineBytes = 64;
 
@@ -66,7 +66,7 @@ struct Multiply {
     return static_cast<T>(a * b);
   }
 };
-// A NaN on either side stays, as in torch. No "||", whose jump would keep the compiler from vectors.
+// A NaN on either side is kept, as in torch. No "||", whose jump would prevent vectorization.
 struct Minimum {
   template <class T>
   static OPENSMD_INLINE T apply(T a, T b) { return (b < a) | (b != b) ? b : a; }
@@ -110,14 +110,14 @@ OPENSMD_INLINE void copy_to_others(const ReduceJob& job, size_t at, size_t count
   for (int i = 1; i < job.output_count; ++i) copy_bytes(output<T>(job, i, at), first, count * sizeof(T));
 }
 
-// `out` may be `a` or `b`, but never overlaps them shifted: that is what ivdep promises the compiler.
+// `out` may be `a` or `b`, but never overlaps them with a shift: ivdep promises the compiler that.
 template <class Op, class T>
 OPENSMD_INLINE void combine(T* out, const T* a, const T* b, size_t count) {
 #pragma GCC ivdep
   for (size_t i = 0; i < count; ++i) out[i] = Op::apply(a[i], b[i]);
 }
 
-// Every line goes from all inputs to all outputs at once; each output may be one of the inputs. Two inputs have two
+// Each line goes from all inputs to all outputs at once; each output may be one of the inputs. Two inputs have two
 // outputs.
 template <class Op, class T, int kInputs>
 OPENSMD_INLINE void combine_all(const ReduceJob& job) {
@@ -151,7 +151,8 @@ OPENSMD_INLINE void combine_all(const ReduceJob& job) {
   }
 }
 
-// Around the caches, from four pages side by side as copies from afar (see copy.hpp); the output begins a line.
+// Bypasses the caches, working on four pages side by side like copies from afar (see copy.hpp); the output begins a
+// line.
 template <class Op, class T>
 OPENSMD_INLINE void combine_past_cache(const ReduceJob& job) {
   T* out = output<T>(job, 0, 0);
@@ -174,11 +175,11 @@ OPENSMD_INLINE void combine_past_cache(const ReduceJob& job) {
   combine<Op>(out + block, a + block, b + block, job.count - block);
 }
 
-// Types that are added, multiplied or compared as they are.
+// Types that are added, multiplied or compared directly.
 template <class T, class Op>
 struct Direct {
-  // Frequent jobs, all at once; false: none of them. Every kernel takes its time to compile, so only sums have those
-  // for more than two inputs and for large tensors.
+  // Frequent jobs, each in one pass; false if the job is none of them. Every kernel takes time to compile, so only sums
+  // have those for more than two inputs and for large tensors.
   static OPENSMD_INLINE bool run_frequent(const ReduceJob& job) {
     const int inputs = job.input_count, outputs = job.output_count;
     if (job.divisor != 1.0 || outputs > inputs) return false;
@@ -224,7 +225,7 @@ struct Direct {
   }
 };
 
-// f32 and f64 with a factor for each input.
+// f32 and f64 with one factor per input.
 template <class T>
 struct Premultiplied {
   static OPENSMD_INLINE void run(const ReduceJob& job) {
@@ -247,7 +248,7 @@ struct Premultiplied {
   }
 };
 
-// Integers: the sum in 64 bits, so that narrow types do not overflow, divided toward zero.
+// Integers: summed in 64 bits, so that narrow types do not overflow, and divided toward zero.
 template <class T>
 struct Averaged {
   static OPENSMD_INLINE void run(const ReduceJob& job) {
@@ -269,7 +270,7 @@ struct Averaged {
   }
 };
 
-// f16, bf16, f8: everything in f32, rounded once at the end.
+// f16, bf16, f8: computed in f32, rounded once at the end.
 template <class Op, bool premultiplied>
 struct Narrow {
   static OPENSMD_INLINE void run(const ReduceJob& job) {
@@ -304,7 +305,7 @@ Kernel kernel(SimdLevel level) {
   return simd<Body, vectors, const ReduceJob&>(level);
 }
 
-// Found by trying: with halves sums of 32 and 64 bits are 5 to 12 % faster, those of 8 bits are not.
+// Found by experiment: with half vectors sums of 32 and 64 bits are 5 to 12 % faster, those of 8 bits are not.
 template <class T, class Op>
 Kernel direct(SimdLevel level) {
   return kernel<Direct<T, Op>, sizeof(T) < 4 ? Vectors::Whole : Vectors::Halves>(level);

@@ -15,7 +15,7 @@ SimdLevel best_simd_level();
 
 struct NarrowFormat;
 
-// How a job walks through memory. Results are the same; where a kernel knows no other way, it goes forwards.
+// How a job walks through memory. Results are the same; a kernel that knows no other way goes forwards.
 enum class Walk {
   Forwards,
   Backwards,  // begins with what the last walk has left in the caches
@@ -30,14 +30,14 @@ struct ReduceJob {
   size_t count;           // elements (numbers, not pairs, for complex sums)
   double divisor;         // 1: none
   const double* factors;  // of each input, for PremulSum
-  const NarrowFormat* format;  // of floats below 32 bits, and their width in bytes
+  const NarrowFormat* format;  // of floats below 32 bits, with their width in bytes
   size_t width;
   Walk walk;
 };
 
 class Reducer {
  public:
-  // `members` divides averages. Throws std::invalid_argument where the reduction makes no sense.
+  // Averages are divided by `members`. Throws std::invalid_argument if the reduction makes no sense.
   Reducer(DType dtype, Reduction reduction, int members, SimdLevel level = best_simd_level());
 
   void operator()(void* const* outputs, int output_count, const void* const* inputs, int input_count, size_t bytes,
@@ -49,11 +49,11 @@ class Reducer {
  private:
   void (*kernel_)(const ReduceJob&);
   const NarrowFormat* format_;
-  size_t unit_;  // bytes an element of the kernel
+  size_t unit_;  // bytes per kernel element
   double divisor_;
 };
 
-// Makes averages of sums over so many members, in place.
+// Turns sums over `members` into averages, in place.
 void average_sums(void* sums, size_t count, DType dtype, int members);
 
 }  // namespace opensmd

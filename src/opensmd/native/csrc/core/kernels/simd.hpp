@@ -1,6 +1,6 @@
-// One body of code, compiled for several instruction sets: simd<Body, vectors, Arguments...>(level) is a plain function
-// that inlines Body::run under the target attribute of that level. No -march flag, because home folders are shared by
-// machines.
+// One body of code compiled for several instruction sets: simd<Body, vectors, Arguments...>(level) is a plain function
+// that inlines Body::run under that level's target attribute. There is no -march flag, because machines share home
+// folders.
 #pragma once
 
 #include "core/kernels/kernels.hpp"
@@ -33,7 +33,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-wid
 }
 #endif
 
-// Of AVX-512, whole vectors or those of half the width, which are the faster ones for bodies that mostly load and store.
+// AVX-512 in whole vectors or in half-width ones, which are faster for bodies that mostly load and store.
 enum class Vectors { Whole, Halves };
 
 template <class Body, Vectors vectors, class... Arguments>

@@ -1,4 +1,4 @@
-// The words of every call: element types, reductions and operations.
+// The vocabulary of every call: element types, reductions and operations.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,19 @@ enum class DType : uint8_t {
   U8, U16, U32, U64,
   Bool, C64, C128,
   F8E4M3FN, F8E5M2, F8E4M3FNUZ, F8E5M2FNUZ,
-  Byte,  // opaque bytes for dtypes without arithmetic here; moves, never reduces (except bitwise)
+  Byte,  // opaque bytes for dtypes without arithmetic here; only moved (except for bitwise reductions)
 };
 
-// Average of integers is computed in 64 bits and truncates toward zero. Min and Max propagate NaN, as torch does.
-// Bool: Sum is "or", Product is "and". PremulSum takes a factor per member (floating point and complex only).
-// f16, bf16 and f8 accumulate in f32 and round once.
+// Averages of integers are computed in 64 bits and truncate toward zero. Min and Max propagate NaN, as in torch. Bool:
+// Sum is "or", Product is "and". PremulSum takes one factor per member (floating point and complex only). f16, bf16 and
+// f8 accumulate in f32 and round once.
 enum class Reduction : uint8_t { Sum, Average, Product, Min, Max, BitAnd, BitOr, BitXor, PremulSum };
 
 enum class Operation : uint8_t {
   None, Barrier, AllReduce, Reduce, Broadcast, AllGather, Gather, Scatter, ReduceScatter, AllToAll, Send, Receive,
 };
 
-// Whether a message of one may be received as the other: bytes may come from anything and become anything.
+// Whether a message sent as one may be received as the other: bytes may come from anything and become anything.
 bool may_become(DType sent, DType received);
 
 size_t size_of(DType dtype);
@@ -32,7 +32,7 @@ const char* name_of(DType dtype);
 const char* name_of(Reduction reduction);
 const char* name_of(Operation operation);
 
-// Whether a reduction makes sense for a dtype here; the calls throw std::invalid_argument where it does not.
+// Whether a reduction makes sense for a dtype here; if not, calls throw std::invalid_argument.
 bool reducible(DType dtype, Reduction reduction);
 
 }  // namespace opensmd

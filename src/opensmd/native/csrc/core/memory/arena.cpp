@@ -11,10 +11,10 @@
 namespace opensmd {
 
 namespace {
-// A first-level cache tells apart lines of one place in their pages by the lowest 28 bits of their addresses (AMD Zen):
-// of two that differ only above, it keeps one. The same tensor of several members lies at the same place of their
-// heaps, so these begin one page apart as far as those bits go: the sum of two tensors in place takes 11 instead of
-// 33 us a MiB.
+// A first-level cache tells lines at the same place in their pages apart by the lowest 28 bits of their addresses (AMD
+// Zen): of two that differ only above those, it keeps one. The same tensor lies at the same place in several members'
+// heaps, so heaps begin one page apart in those bits: the sum of two tensors in place takes 11 instead of 33 us per
+// MiB.
 constexpr size_t kTellingBytes = size_t{1} << 28;
 }  // namespace
 
@@ -80,12 +80,12 @@ Arena::Arena(int fd, int rank, void* shared_mapping) : Arena(read_shape(fd), fd,
            error);
     }
     base_ = static_cast<std::byte*>(base);
-    // A core dump of a crashed rank should not contain gigabytes of gradients.
+    // A crashed rank's core dump should not contain gigabytes of gradients.
     madvise(base_ + layout_.stages, layout_.total - layout_.stages, MADV_DONTDUMP);
   }
   reserve(&member(rank_), sizeof(Member));
   reserve(record(rank_, 0), 2 * kRecordLength * sizeof(RecordLine));
-  // This row of counters, a page for 16 members, is the most that an idle mailbox touches.
+  // This row of counters, one page for 16 members, is the most that an idle mailbox touches.
   reserve(&ring_line(rank_, 0, RingKind::Short), static_cast<size_t>(shape().size) * 2 * sizeof(RingLine));
 }
 
@@ -108,7 +108,7 @@ void Arena::reserve(const void* start, size_t bytes) const {
 
 void Arena::release(const void* start, size_t bytes) const {
   const off_t offset = static_cast<const std::byte*>(start) - base_;
-  // Where holes cannot be punched the pages merely stay.
+  // If holes cannot be punched, the pages simply stay.
   (void)fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(bytes));
 }
 

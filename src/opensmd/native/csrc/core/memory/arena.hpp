@@ -1,4 +1,4 @@
-// The arena: one sparse file that every member of a group maps. It is laid out like this:
+// The arena: one sparse file that every member of a group maps, laid out like this:
 //
 //   header        shape, token, the abort word and the first cause
 //   members       one block each: identity, flags (a cache line each), entry lines, sizes      <- idle groups touch
@@ -8,9 +8,9 @@
 //   rings         a short and a long one per ordered pair                  mailbox
 //   heaps         one each                                                 zero-copy tensors
 //
-// Every byte of a member's block, slots and outgoing rings is written by that member only; heaps are also written by
-// the peers during a zero-copy collective. Pages are reserved with fallocate before the first write, because a write
-// to a tmpfs that is full would be SIGBUS rather than an error.
+// Every byte of a member's block, slots and outgoing rings is written only by that member; peers also write to heaps
+// during a zero-copy collective. Pages are reserved with fallocate before the first write, because writing to a full
+// tmpfs would raise SIGBUS rather than return an error.
 #pragma once
 
 #include <atomic>
@@ -36,14 +36,14 @@ constexpr size_t kTextBytes = 64;
 
 inline size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
-// A counter that one member writes and that only grows; wraps around.
+// A counter that one member writes and that only grows; it wraps around.
 struct alignas(kLine) Flag {
   std::atomic<uint32_t> value;
 };
 
 inline bool reached(uint32_t value, uint32_t target) { return static_cast<int32_t>(value - target) >= 0; }
 
-// What a member says when it enters a collective. The sequence number is stored last.
+// A member's announcement when it enters a collective. The sequence number is stored last.
 struct alignas(kLine) Entry {
   std::atomic<uint32_t> sequence;
   uint32_t signature;
@@ -60,7 +60,7 @@ struct alignas(kLine) Identity {
   uint64_t pid_namespace;  // pids mean nothing across namespaces
 };
 
-// Any member rings; the owner sleeps on it while it waits for messages or for room.
+// Any member rings it; the owner sleeps on it while it waits for messages or for room.
 struct alignas(kLine) Doorbell {
   std::atomic<uint32_t> rings;
   std::atomic<uint32_t> sleepers;
@@ -72,12 +72,13 @@ struct alignas(kLine) Progress {
   std::atomic<uint64_t> messages;  // length of the message record
 };
 
-// The collective that a member's only thread waits in, so that nothing else can come of it; 0: none, or not known.
+// The collective in which the member's only thread waits, so that it will do nothing else; 0: none, or not known.
 struct alignas(kLine) Blocked {
   std::atomic<uint64_t> in;
 };
 
-// Messages to a member that receives outside of the group, too: counted before the sender looks whether they may come here.
+// For a member that also receives from outside the group: a sender counts its message before it checks whether it may
+// come here.
 struct alignas(kLine) Inbox {
   std::atomic<uint64_t> posted;
   std::atomic<uint32_t> closed;
@@ -91,11 +92,11 @@ struct alignas(kLine) Sizes {
 
 struct alignas(kPage) Member {
   Identity identity;
-  Flag sleepers;  // how many peers sleep on one of this member's flags (the one counter that others write)
+  Flag sleepers;  // how many peers sleep on one of this member's flags (the only counter that others write)
   Progress progress;
   Entry entries[2];  // by parity of the sequence number
   Flag published;    // pipeline steps whose chunk is readable
-  Flag reduced;      // two-shot: steps whose own part is reduced
+  Flag reduced;      // two-shot: steps in which this member's part is reduced
   Flag consumed;     // steps whose chunks this member no longer reads
   Flag finished;     // zero-copy collectives after which this member no longer touches its peers' tensors
   Doorbell doorbell;
@@ -104,20 +105,20 @@ struct alignas(kPage) Member {
   Sizes sizes[2];  // by parity
 };
 
-// Plain words as relaxed atomics: peers read them for reports while the owner goes on writing.
+// Plain words as relaxed atomics: peers read them for reports while the owner keeps writing.
 struct alignas(kLine) RecordLine {
   std::atomic<uint64_t> sequence, kind, tag, count, bytes, start_ns, end_ns, reserved;
   std::atomic<uint64_t> text[kTextBytes / 8];
 };
 static_assert(sizeof(RecordLine) == 128);
 
-// Of one ring. Both counters count bytes since the beginning.
+// For one ring. Both counters count bytes since the beginning.
 struct alignas(kLine) RingLine {
   alignas(kLine) std::atomic<uint64_t> written;
   alignas(kLine) std::atomic<uint64_t> read;
 };
 
-// Messages go through their pair's short ring; payloads much larger than the caches through the long one.
+// Messages go through their pair's short ring; payloads much larger than the caches go through the long one.
 enum class RingKind { Short, Long };
 
 static_assert(sizeof(Member) == kPage);
@@ -134,7 +135,7 @@ struct alignas(kPage) ArenaHeader {
 
 static_assert(sizeof(ArenaHeader) == kPage);
 
-// Where everything lies; computed from the shape alone.
+// Where everything lies, computed from the shape alone.
 struct ArenaLayout {
   explicit ArenaLayout(const ArenaShape& shape);
   ArenaShape shape;
@@ -174,13 +175,13 @@ class Arena {
   }
   std::byte* heap(int i) const { return base_ + layout_.heaps + static_cast<size_t>(i) * layout_.heap_distance; }
 
-  // Pages for what this member is about to write for the first time; throws CollectiveError when there are none left.
+  // Reserves pages that this member will write for the first time; throws CollectiveError if none are left.
   void reserve(const void* start, size_t bytes) const;
-  void release(const void* start, size_t bytes) const;  // gives pages back; they read as zero afterwards
+  void release(const void* start, size_t bytes) const;  // returns pages; they read as zero afterwards
   void reserve_ring(int to, RingKind kind);
 
  private:
-  // Without a mapping. The other constructor builds on it, so that the destructor tidies up after one that fails.
+  // Without a mapping. The other constructor delegates to this one, so that the destructor cleans up if it fails.
   Arena(const ArenaShape& shape, int fd, int rank, bool owns_mapping);
 
   size_t pair(int from, int to) const { return static_cast<size_t>(from * shape().size + to); }

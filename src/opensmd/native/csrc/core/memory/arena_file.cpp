@@ -1,4 +1,4 @@
-// Making, finding and naming the file behind an arena.
+// Creating, finding and naming an arena's file.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -51,7 +51,7 @@ int make_file(ArenaPlace place, uint64_t token, std::string& path) {
 }
 
 void write_header(int fd, const ArenaLayout& layout, uint64_t token) {
-  // Reserved before it is written: on a full tmpfs pwrite fails, it does not kill.
+  // Reserved before it is written: on a full tmpfs pwrite then fails instead of killing the process.
   std::byte page[offsetof(ArenaHeader, abort_state)] = {};
   uint64_t fields[10] = {kArenaMagic,
                          token,
@@ -94,7 +94,7 @@ ArenaFile create_arena_file(const ArenaShape& shape, ArenaPlace place) {
 }
 
 int open_arena_file(const std::string& path, uint64_t token) {
-  // The path comes through a store that others may be able to write to. A memfd is behind a link by its nature.
+  // The path comes through a store that others may be able to write to. A memfd is always behind a link.
   const bool named = path.compare(0, 9, "/dev/shm/") == 0;
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (named ? O_NOFOLLOW : 0));
   if (fd < 0) {

@@ -1,4 +1,4 @@
-// The file behind an arena: how it is made, found by the other members, and made nameless again.
+// An arena's file: how it is created, found by the other members, and made nameless again.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 
 namespace opensmd {
 
-// Numbers all members must agree on; the creator chooses, the file's header tells the others.
+// Numbers that all members must agree on: the creator chooses, and the file's header tells the others.
 struct ArenaShape {
   int size = 1;                       // members, 1 to 64
   size_t heap_bytes = 0;              // zero-copy heap of EACH member, virtual; pages appear on allocation
   size_t staging_bytes = 256u << 10;  // one-shot up to this many bytes; at most chunk_bytes
   size_t chunk_bytes = 512u << 10;    // one step of the pipelines
-  size_t zero_copy_bytes = 16u << 10; // below, staging is faster than agreeing on addresses
+  size_t zero_copy_bytes = 16u << 10; // below this, staging is faster than agreeing on addresses
   size_t ring_bytes = 1u << 20;       // mailbox ring of each ordered pair, and
   size_t long_ring_bytes = 2u << 20;  // the one for messages of 24 MiB and more
 };

@@ -18,7 +18,7 @@ void copy_plain(void* to, const void* from, size_t bytes) { std::memcpy(to, from
 
 #if OPENSMD_VECTOR_COPY
 
-// Two lines; the loads are done before the stores.
+// Two lines; all loads come before the stores.
 __attribute__((target("avx2"), always_inline)) inline void copy_lines_avx2(char* out, const char* in) {
   const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
   const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 32));
@@ -30,7 +30,7 @@ __attribute__((target("avx2"), always_inline)) inline void copy_lines_avx2(char*
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 96), d);
 }
 
-// The rest after the last whole lines goes to memcpy.
+// The rest after the last whole lines is left to memcpy.
 __attribute__((target("avx2"))) void copy_avx2(void* to, const void* from, size_t bytes) {
   char* out = static_cast<char*>(to);
   const char* in = static_cast<const char*>(from);
@@ -69,8 +69,8 @@ __attribute__((target("avx2"), always_inline)) inline void stream_lines_avx2(cha
 
 enum class Ahead { Fetch, Nothing };
 
-// `pages` side by side; the lines wanted next are those of as many pages behind them. Returns how many bytes it has
-// moved: all but the last pages.
+// Copies `pages` side by side while prefetching as many pages after them. Returns how many bytes it has copied: all but
+// the last pages.
 template <void (*two_lines)(char*, const char*), size_t pages, Ahead ahead>
 __attribute__((target("avx2"), always_inline)) inline size_t side_by_side_avx2(char* out, const char* in,
                                                                                size_t bytes) {
@@ -98,11 +98,11 @@ __attribute__((target("avx2"))) void pages_avx2(void* to, const void* from, size
   copy_bytes(out + done, in + done, bytes - done);
 }
 
-// Found by trying, as all of these: from afar four pages beat one, two and eight.
+// Found by experiment, like all of these: from afar, four pages beat one, two and eight.
 constexpr Copy gather_avx2 = pages_avx2<4, Ahead::Fetch>;
 constexpr Copy follow_avx2 = pages_avx2<2, Ahead::Nothing>;
 
-// More pages than four can be fetched side by side, but not written: a first-level cache has too few places for the
+// More than four pages can be fetched side by side, but not written: a first-level cache has too few places for the
 // same line of so many.
 __attribute__((target("avx2"))) void from_memory_avx2(void* to, const void* from, size_t bytes) {
   constexpr size_t pages = 8, together = pages * 4096, four_lines = 256;

@@ -13,7 +13,7 @@ Heap::Heap(Arena& arena, int rank)
   if (capacity_ > 0) holes_[0] = Hole{capacity_, false};
 }
 
-// A backed hole that fits is better than an untouched one: its pages need not be made again.
+// A backed hole that fits beats an untouched one: its pages already exist.
 Heap::Holes::iterator Heap::find(size_t bytes) {
   auto untouched = holes_.end();
   for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
@@ -24,7 +24,7 @@ Heap::Holes::iterator Heap::find(size_t bytes) {
   return untouched;
 }
 
-// A machine that is short of memory has a full heap: callers go on with ordinary memory.
+// On a machine short of memory the heap counts as full: callers go on with ordinary memory.
 bool Heap::back(size_t offset, size_t bytes) {
   try {
     arena_.reserve(base_ + offset, bytes);
@@ -64,7 +64,7 @@ void Heap::free(void* block) {
   trim();
 }
 
-// Neighbours merge only if both have pages or neither has: a hole is backed as a whole or not at all.
+// Neighbours merge only if both or neither have pages: a hole is backed entirely or not at all.
 void Heap::add_hole(size_t offset, Hole hole) {
   auto next = holes_.lower_bound(offset);
   if (next != holes_.end() && next->first == offset + hole.bytes && next->second.backed == hole.backed) {

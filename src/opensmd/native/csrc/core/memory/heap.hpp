@@ -1,7 +1,7 @@
-// This member's zero-copy heap: a first-fit allocator over its region of the arena. Bookkeeping is private memory.
+// This member's zero-copy heap: a first-fit allocator over its region of the arena. Its bookkeeping is private memory.
 //
-// The first write to a page of shared memory is dear (256 MiB: 0.2 to 1 s), so freed blocks keep their pages for the
-// next allocation, up to as much as is in use, or 64 MiB; DDP, for one, allocates its buckets again after the first
+// The first write to a page of shared memory is expensive (256 MiB: 0.2 to 1 s), so freed blocks keep their pages for
+// the next allocation, up to as much as is in use, or 64 MiB. DDP, for one, reallocates its buckets after the first
 // iteration.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Cutting an array among the members: cache-line steps, so that no two members write into one line.
+// Cuts an array among the members at cache lines, so that no two members write into the same line.
 #pragma once
 
 #include <algorithm>

@@ -1,20 +1,21 @@
-// A member's own stretch of shared memory for data on its way to the others:
+// A member's shared memory for data on its way to the others:
 //
 //   | note 0 | note 1 | placed data ....-> cursor ......| streams ....-> cursor ..........................|
 //
 // Placed data is written before a call's round: whole tensors of up to staging_bytes. Streams are written after it,
 // slot by slot.
 //
-// Where readers only read, positions move on from call to call: a line goes back to its writer in 7 ns while a reader
-// still has it in its own cache, in 1.6 ns once it has long dropped it (measured between cores under one cache). Moving
-// on further than that needs is slow too, because memory that nobody has touched for long is in no cache at all: so
-// streams that need less than half of the stretch turn round in that. Data of up to a page does better in notes that
-// stay in the cache.
+// Where readers only read, positions move on from call to call: a line returns to its writer in 7 ns while a reader
+// still caches it, in 1.6 ns once the reader has long dropped it (measured between cores under one cache). Moving on
+// further than that needs is slow too, because memory untouched for long is in no cache at all: so streams that need
+// less than half of the region wrap around within that half. Data of up to a page does better in notes that stay in the
+// cache.
 //
 // Why nothing is overwritten too early: data placed for call s may be read until all peers have posted call s+1; notes
-// go by parity, and what is placed for s+1 lies behind it. Once all have met in a call, nobody reads anything of an
-// earlier one, so streams may begin anywhere; inside a call a slot is written again when all have consumed it. Before,
-// peers may still be at the steps of the last call: a stream then writes only where counters say that they are not.
+// alternate by parity, and what is placed for s+1 lies behind it. Once all have met in a call, nothing of an earlier
+// one is read, so streams may begin anywhere; within a call a slot is rewritten once all have consumed it. Before they
+// meet, peers may still be at the steps of the last call: a stream then writes only where counters say that they are
+// not.
 #pragma once
 
 #include "core/memory/arena.hpp"
@@ -29,9 +30,9 @@ class Stage {
   uint64_t place(uint64_t sequence, size_t bytes);
   std::byte* at(uint64_t offset) const { return arena_.stage(rank_) + offset; }
 
-  // A stream that turns round in `slots` slots of `slot_bytes` (at most chunk_bytes): the first, were it to begin now.
+  // The first slot if a stream over `slots` slots of `slot_bytes` (at most chunk_bytes) began now.
   uint32_t first_slot(size_t slot_bytes, uint32_t slots) const;
-  // Whether such a stream goes on in the slots of the last one, so that counters of steps tell which are free.
+  // Whether such a stream continues in the last one's slots, so that counters of steps tell which are free.
   bool continues(size_t slot_bytes, uint32_t slots) const { return slot_bytes == slot_bytes_ && slots == slots_; }
   void begin_stream(uint32_t first_slot, size_t slot_bytes, uint32_t slots, uint32_t steps);
 
@@ -48,7 +49,7 @@ class Stage {
   size_t reserved_for_streams_ = 0;
 };
 
-// How many slots a stream turns round in, which is how many steps its writer may be ahead of its slowest reader.
+// How many slots a stream wraps around in, which is how many steps its writer may be ahead of its slowest reader.
 inline uint32_t stream_slots(const Arena& arena, size_t slot_bytes, uint32_t steps) {
   const size_t half = arena.streams_bytes() / 2;
   return static_cast<uint32_t>((steps * slot_bytes < half ? half : 2 * half) / slot_bytes);

@@ -1,13 +1,13 @@
-// Messages of a group whose members also get messages another way, in which they can receive from anybody and here cannot.
+// Messages of a group whose members also get messages another way; only there can they receive from any source.
 //
-// A member receives here until it first wants a message from anybody. Then it closes its inbox: who sends to it later
-// finds that out and goes the other way, and what is on its way here is waited for, so that messages of a pair keep
-// their order.
+// A member receives here until it first wants a message from any source. Then it closes its inbox: later senders see
+// that and use the other way, and the member waits for messages already on their way here, so that messages of a pair
+// keep their order.
 //
 //      sender     posted + 1 ── closed? ── no: the message follows
 //      receiver   closed = 1 ── wait until as many have begun to arrive as are posted
 //
-// One of the two sees the other: either the sender sees that it is closed, or the receiver waits for the message.
+// At least one sees the other: either the sender sees that the inbox is closed, or the receiver waits for the message.
 #include "core/messages/mailbox.hpp"
 
 namespace opensmd {
@@ -47,7 +47,7 @@ void Mailbox::close_inbox(milliseconds timeout) {
   withdraw_receives();
 }
 
-// With the lock held.
+// Call with the lock held.
 size_t Mailbox::all_begun() {
   uint64_t begun = 0;
   for (int source = 0; source < context_.size; ++source) {
@@ -64,7 +64,7 @@ void Mailbox::withdraw_receives() {
     finish(*receive);
   }
   receives_.clear();
-  ring_doorbell(context_.rank);  // who waits for one of them
+  ring_doorbell(context_.rank);  // wakes threads that wait for one of them
 }
 
 }  // namespace opensmd

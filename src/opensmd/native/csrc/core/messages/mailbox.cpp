@@ -127,7 +127,7 @@ void Mailbox::note(const Message& message, uint64_t end_ns) const {
 // ---------------------------------------------------------------- progress
 
 bool Mailbox::busy() {
-  if (waiting_.load() > 0 || context_.aborted()) return false;  // nothing moves in a group that failed
+  if (waiting_.load() > 0 || context_.aborted()) return false;  // nothing moves in a failed group
   std::lock_guard<std::mutex> lock(mutex_);
   return under_way_ > 0;
 }
@@ -138,7 +138,7 @@ bool Mailbox::progress() {
   return advance(false);
 }
 
-// Nobody is there to catch what the helper thread throws (no memory for an unexpected message, say).
+// Nothing could catch what the helper thread throws (no memory for an unexpected message, say).
 bool Mailbox::progress_in_background() {
   try {
     return progress();
@@ -157,7 +157,7 @@ bool Mailbox::advance(bool drain) {
   return moved;
 }
 
-// The store of a counter and the look at the sleepers are sequentially consistent, as on the sleeper's side.
+// The store of a counter and the check for sleepers are sequentially consistent, as on the sleeper's side.
 void Mailbox::ring_doorbell(int member) {
   Doorbell& doorbell = context_.arena.member(member).doorbell;
   if (doorbell.sleepers.load(std::memory_order_seq_cst) == 0) return;
@@ -165,7 +165,7 @@ void Mailbox::ring_doorbell(int member) {
   futex_wake_all(doorbell.rings);
 }
 
-// Nothing moves in a group that failed: whoever has seen the failure may have freed the memory of its messages.
+// Nothing moves in a failed group: a caller that has seen the failure may have freed its messages' memory.
 bool Mailbox::push(int destination) {
   if (context_.aborted()) return false;
   Outgoing& to = outgoing_[static_cast<size_t>(destination)];
@@ -184,7 +184,7 @@ void Mailbox::push_header(Outgoing& to, Message& message) {
   const MessageHeader header{message.bytes, message.tag, ++to.count, static_cast<uint64_t>(message.dtype)};
   to.ring->put(&header, sizeof(header));
   message.started = true;
-  if (!takes_long_ring(message.bytes)) return;  // it is published together with what follows it
+  if (!takes_long_ring(message.bytes)) return;  // published together with what follows it
   to.ring->pad();
   to.ring->publish();
 }
@@ -213,7 +213,7 @@ bool Mailbox::push_message(Outgoing& to, Message& message, int destination) {
   return moved;
 }
 
-// Looking behind a message that nobody has asked for is only worth it for a receive that may be waiting behind it.
+// Looking past a message that was not asked for is worth it only if a receive may be waiting behind it.
 bool Mailbox::wants(int source) const {
   return std::any_of(receives_.begin(), receives_.end(), [source](const MessagePointer& receive) {
     return receive->peer == source || receive->peer == kAnySource;
@@ -263,7 +263,7 @@ MessagePointer Mailbox::find_receive(int source, int64_t tag) {
   return receive;
 }
 
-// Whether what was sent fits what is to receive it; if not, the receive fails.
+// Whether the message fits its receive; if not, the receive fails.
 bool Mailbox::accept(Message& message, const MessageHeader& header, int source) const {
   const auto sent = static_cast<DType>(header.dtype);
   if (message.bytes == header.bytes && may_become(sent, message.dtype)) return true;
@@ -285,7 +285,7 @@ void Mailbox::deliver(Incoming& from, MessagePointer message, int source) {
   from.message = std::move(message);
 }
 
-// Before anything is taken out of the ring. Without memory the group is over: the message is in the way of all behind it.
+// Runs before anything leaves the ring. Without memory the group is over: the message blocks all behind it.
 void Mailbox::keep_unexpected(Incoming& from, int source) {
   const MessageHeader& header = from.header;
   Unexpected kept{source, header.tag, header.bytes, static_cast<DType>(header.dtype), 0, nullptr};
@@ -340,7 +340,7 @@ bool Mailbox::take_unexpected(const MessagePointer& message) {
   if (kept == unexpected_.end()) return false;
   Incoming& from = incoming_[static_cast<size_t>(kept->source)];
   if (kept->arrived < kept->bytes) {
-    // The rest is still coming: it goes straight to its place.
+    // The rest is still arriving: it goes straight to its destination.
     deliver(from, message, kept->source);
     if (from.to != nullptr) copy_bytes(from.to, kept->data.get(), kept->arrived);
     const int source = kept->source;
@@ -369,8 +369,8 @@ bool Mailbox::ready(int source, int64_t tag, size_t* bytes, int* from) {
   return find_ready(source, tag, bytes, from);
 }
 
-// What a member sent before the group failed can still be read: it may say why it failed. Posted receives are over,
-// and their memory may be gone, so that nothing more is delivered to them.
+// What a member sent before the group failed can still be read: it may say why it failed. Posted receives are over, and
+// their memory may be gone, so nothing more is delivered to them.
 void Mailbox::keep_what_arrived() {
   receives_.clear();
   for (int source = 0; source < context_.size; ++source) {
@@ -391,7 +391,7 @@ bool Mailbox::arrived_before_failure(int source, int64_t tag) {
   });
 }
 
-// What stands in front of a ring, if it has not begun to come out.
+// The message at the front of a ring, unless it has begun to leave.
 std::optional<MessageHeader> Mailbox::in_front(int source) {
   Incoming& from = incoming_[static_cast<size_t>(source)];
   MessageHeader header;
@@ -403,7 +403,7 @@ std::optional<MessageHeader> Mailbox::in_front(int source) {
 bool Mailbox::find_ready(int source, int64_t tag, size_t* bytes, int* from) {
   const auto asked = [source](int member) { return source == kAnySource || source == member; };
   for (int s = 0; s < context_.size; ++s) {
-    // What stands in front may hide what is asked for.
+    // The message in front may hide the one asked for.
     const auto header = asked(s) ? in_front(s) : std::nullopt;
     if (header && header->tag != tag) pull(s, true);
   }

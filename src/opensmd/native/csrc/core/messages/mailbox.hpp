@@ -1,11 +1,11 @@
-// Point-to-point messages: matching, the unexpected, and progress.
+// Point-to-point messages: matching, unexpected messages, and progress.
 //
 // 1. A send goes into the pair's ring as far as there is room; the rest waits in `outgoing` for progress.
-// 2. Progress pulls messages whose receive is posted straight into its buffer. One that nobody has asked for stays in
-//    the ring, unless it hides a message behind it that somebody waits for, or unless this member has been waiting
-//    for so long that its peers may be waiting for room: then it moves into private memory ("unexpected"). So
-//    members that all send before they receive never wait for each other for ever, at any size.
-// 3. Whoever waits makes progress. A helper thread does when something is under way and nobody waits.
+// 2. Progress pulls messages whose receive is posted straight into its buffer. A message not yet asked for stays in the
+//    ring, unless it hides one behind it that is waited for, or this member has been waiting for so long that its
+//    peers may be waiting for room: then it moves into private memory ("unexpected"). So members that all send before
+//    they receive never deadlock, at any size.
+// 3. Any waiting caller makes progress. A helper thread does while something is in progress and no caller waits.
 #pragma once
 
 #include <deque>
@@ -38,12 +38,12 @@ class Mailbox {
   void close_inbox(milliseconds timeout);
 
   bool progress();  // true if anything moved
-  bool busy();      // something is under way and nobody waits: the helper's business
-  // Until one of them is complete; its index.
+  bool busy();      // something is in progress and no one waits: work for the helper
+  // Waits until one of them is complete; returns its index.
   size_t wait_for_any(const Message* const* messages, size_t count, milliseconds timeout);
   size_t wait_ready(const std::vector<std::pair<int, int64_t>>& wanted, milliseconds timeout);
   void wait(Message& message, milliseconds timeout);
-  bool in_vain(Message& message);  // looks after the peers once every kCheckInterval
+  bool in_vain(Message& message);  // checks the peers once every kCheckInterval
   void stop();
 
  private:
@@ -55,7 +55,7 @@ class Mailbox {
     size_t arrived = 0;
     std::unique_ptr<std::byte[]> data;
   };
-  // The message that is coming out of one ring right now.
+  // The message that is currently leaving a ring.
   struct Incoming {
     std::optional<RingReader> ring;
     std::optional<RingReader> long_ring;
@@ -77,7 +77,7 @@ class Mailbox {
     uint64_t count = 0;
   };
 
-  // What somebody waits for, as error messages need it.
+  // What a caller waits for, as error messages need it.
   struct Expectation {
     Message::Kind kind;
     int peer;
@@ -94,19 +94,19 @@ class Mailbox {
 
   bool progress_in_background();
   void end_waiting();
-  bool advance(bool drain);  // with the lock held
+  bool advance(bool drain);  // call with the lock held
   bool push(int destination);
   bool push_message(Outgoing& to, Message& message, int destination);
   void push_header(Outgoing& to, Message& message);
   bool pull(int source, bool drain);
-  bool take_in(int source, bool drain);  // also in a group that failed
+  bool take_in(int source, bool drain);  // in a failed group, too
   bool begin(int source, Incoming& from, bool drain);
   bool accept(Message& message, const MessageHeader& header, int source) const;
   void deliver(Incoming& from, MessagePointer message, int source);
   void keep_unexpected(Incoming& from, int source);
   bool copy_available(Incoming& from, int source);
   void complete(Incoming& from, int source);
-  // What both ways to post a receive end with; the mutex is held.
+  // Common end of both ways to post a receive; the mutex is held.
   MessagePointer begin_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype);
   bool take_unexpected(const MessagePointer& message);
   MessagePointer find_receive(int source, int64_t tag);

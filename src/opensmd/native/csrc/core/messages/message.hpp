@@ -1,4 +1,4 @@
-// A send or a receive under way: what Request hands to users, and what the mailbox works on.
+// A send or receive in progress: what Request gives users, and what the mailbox works on.
 #pragma once
 
 #include <atomic>
@@ -35,16 +35,16 @@ class Message : public Request {
   const Kind kind;
   std::byte* const data;
   const size_t bytes;
-  const int peer;  // kAnySource for a receive from anybody
+  const int peer;  // kAnySource for a receive from any source
   const int64_t tag;
   const DType dtype;
   uint64_t number = 0;  // in the record
   uint64_t start_ns = 0;
-  bool started = false;  // a send's header is written
+  bool started = false;  // a send's header has been written
   bool withdrawn = false;  // a receive that will never be matched; written before finish()
   size_t moved = 0;
   int from = kAnySource;
-  std::atomic<uint64_t> next_look_ns{0};  // after the peers, for those who do not wait
+  std::atomic<uint64_t> next_look_ns{0};  // at the peers, for callers that do not wait
   std::string failure;  // written before finish()
   ErrorKind failure_kind = ErrorKind::Other;
 

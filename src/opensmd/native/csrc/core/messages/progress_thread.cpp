@@ -26,11 +26,11 @@ void ProgressThread::notice() {
   pthread_setname_np(thread_.native_handle(), "smd-progress");
 }
 
-// Looks once more after it has said that it sleeps: who has work looks at that word after there is some, so that one of
-// both sees the other.
+// Looks once more after announcing its sleep: a thread with work checks the announcement after adding work, so that at
+// least one sees the other.
 void ProgressThread::sleep_soundly(std::unique_lock<std::mutex>& lock) {
   awake_.store(false);
-  lock.unlock();  // who gives notice holds the lock that the look takes
+  lock.unlock();  // a notifying thread holds the lock that the look takes
   const bool busy = work_.busy();
   lock.lock();
   if (busy) awake_.store(true);

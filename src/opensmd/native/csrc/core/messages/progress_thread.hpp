@@ -1,7 +1,7 @@
-// The helper thread of a mailbox: makes progress when messages are under way and nobody waits for them.
+// A mailbox's helper thread: makes progress when messages are in progress and no caller waits for them.
 //
-// It looks every millisecond while messages come and go, and sleeps soundly otherwise, so that the usual "post, then
-// wait at once" wakes nobody.
+// It looks every millisecond while messages come and go, and otherwise sleeps soundly, so that the usual "post, then
+// wait at once" wakes no thread.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ class ProgressThread {
   explicit ProgressThread(Work work) : work_(std::move(work)) {}
   ~ProgressThread() { stop(); }
 
-  void notice();  // something is not complete, and nobody waits for it; cheap unless the thread sleeps soundly
+  void notice();  // something is incomplete and no caller waits for it; cheap unless the thread sleeps soundly
   void stop();
 
  private:

@@ -1,4 +1,4 @@
-// How callers wait for messages: they make progress themselves, look after their peers, and give up at the time limit.
+// How callers wait for messages: they make progress themselves, check on their peers, and give up at the timeout.
 #include <algorithm>
 #include <cassert>
 
@@ -85,7 +85,7 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
       look_after_peers(expectation, find);
       if (now >= start + 2 * kLongWait) warn_of_circle(expectation, find, now - start, deadline - start);
     }
-    // What has come since this rank last looked, which may be long ago if it was stopped, still counts.
+    // What arrived since this rank last looked, perhaps long ago if it was stopped, still counts.
     if (now >= deadline && look(find, true, &moved) == kNotYet) time_out(expected(), now - start);
   };
   uint64_t next_look = start + kCheckInterval;
@@ -103,19 +103,19 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
   }
 }
 
-// The helper thread may have gone to sleep in a long wait, which made progress itself: what is still under way, such as a
-// send whose receiver is slower, is its business again.
+// The helper thread may have gone to sleep in a long wait that made progress itself: what is still in progress, such as
+// a send to a slow receiver, is its job again.
 void Mailbox::end_waiting() {
   if (--waiting_ == 0 && under_way_.load() > 0) progress_thread_.notice();
 }
 
-// Sleeps until something moves in this member's rings, or until it is time to look after the peers.
+// Sleeps until something moves in this member's rings, or until it is time to check on the peers.
 size_t Mailbox::sleep_until(const Find& find, uint64_t until) {
   Doorbell& doorbell = context_.arena.member(context_.rank).doorbell;
   const Sleeper sleeper(doorbell.sleepers);
   for (;;) {
     const uint32_t heard = doorbell.rings.load(std::memory_order_seq_cst);
-    // Others may be waiting for room in a ring whose messages nobody has asked for: drain it.
+    // Others may be waiting for room in a ring full of messages that were not asked for: drain it.
     bool moved = false;
     const size_t found = look(find, true, &moved);
     const uint64_t now = now_ns();
@@ -131,7 +131,7 @@ void Mailbox::look_after_peers(const Expectation& expectation, const Find& find)
   }
   const int lost = lost_peer(expectation.peer);
   if (lost < 0) return;
-  bool moved = false;  // what it sent before it went still counts
+  bool moved = false;  // what it sent before it ended still counts
   if (look(find, true, &moved) != kNotYet) return;
   give_up(ErrorKind::PeerLost, expectation.title + ": " + context_.name(lost) +
                                    (has_left(lost) ? " has left the group while others still need it (" : " has died (") +
@@ -142,14 +142,14 @@ bool Mailbox::has_left(int member) const {
   return context_.arena.member(member).identity.presence.load() == Presence::Left;
 }
 
-// The member whose end leaves nothing to wait for from the `expected` one, or -1.
+// The member whose end leaves nothing to expect from `expected`, or -1.
 int Mailbox::lost_peer(int expected) const {
   int missing = 0;
   for (int i = 0; i < context_.size; ++i) {
     if (i == context_.rank || (expected != kAnySource && expected != i)) continue;
     const bool left = has_left(i);
     if (!left && !context_.liveness.gone(i)) continue;
-    // From anybody: another may still send, unless all have left.
+    // From any source: another member may still send, unless all have left.
     if (left && expected == kAnySource && ++missing < context_.size - 1) continue;
     return i;
   }
@@ -163,9 +163,9 @@ bool Mailbox::in_vain(Message& message) {
   return !message.complete() && (context_.aborted() || lost_peer(message.peer) >= 0);
 }
 
-// A message on one side and a collective on the other: each waits for what the other would call next. Both have only
-// the threads that wait; still this is no error, because callbacks of other groups' calls could make more calls from
-// threads that are not Python's.
+// A message on one side and a collective on the other: each waits for the other's next call. Both have only the threads
+// that wait; still this is no error, because callbacks of other groups' calls could make further calls from threads
+// that are not Python's.
 void Mailbox::warn_of_circle(const Expectation& expectation, const Find& find, uint64_t waited_ns,
                              uint64_t timeout_ns) {
   if (expectation.peer == kAnySource || warned_of_circle_) return;
@@ -173,7 +173,7 @@ void Mailbox::warn_of_circle(const Expectation& expectation, const Find& find, u
   const Progress& own = context_.arena.member(context_.rank).progress;
   const uint64_t entered = own.entered.load();
   if (theirs <= entered || own.completed.load() != entered || !context_.config.alone()) return;
-  bool moved = false;  // what it sent before it called that; this rank may have slept since it last looked
+  bool moved = false;  // what it sent before that call; this rank may have slept since it last looked
   if (look(find, true, &moved) != kNotYet) return;
   if (warned_of_circle_.exchange(true)) return;
   const std::string& peer = context_.name(expectation.peer);
@@ -201,7 +201,7 @@ void Mailbox::time_out(const std::vector<Expectation>& expected, uint64_t waited
   give_up(ErrorKind::TimedOut, text);
 }
 
-// Once this is thrown the caller may free its messages' memory: nobody must be in the middle of moving them.
+// Once this throws, the caller may free its messages' memory: no thread may be in the middle of moving them.
 void Mailbox::give_up(ErrorKind kind, const std::string& text) {
   context_.abort(kind, text);
   { std::lock_guard<std::mutex> until_nothing_moves(mutex_); }

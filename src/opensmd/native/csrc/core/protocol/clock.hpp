@@ -1,4 +1,4 @@
-// Time and the pause between two looks at a flag.
+// Time, and the pause between two looks at a flag.
 #pragma once
 
 #include <ctime>

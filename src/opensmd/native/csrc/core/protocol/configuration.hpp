@@ -1,4 +1,4 @@
-// What a member chooses for itself: how it waits and for how long, and what others call it in messages.
+// What a member chooses for itself: how and how long it waits, and what messages call the others.
 #pragma once
 
 #include <chrono>
@@ -21,10 +21,10 @@ struct GroupConfig {
   int size = 1;
   int fd = -1;                             // of the arena's file; not closed by the group
   std::vector<std::string> names;          // how messages call member i, e.g. "rank 3"; default "rank i"
-  milliseconds timeout{30 * 60 * 1000};    // of a call that gives none
+  milliseconds timeout{30 * 60 * 1000};    // for calls that give none
   Waiting waiting;
-  // Whether the calling thread is the only one of its process that could make calls; asked only of one that has
-  // waited for long. And what to do with a warning for the user.
+  // `alone`: whether the calling thread is the only one in its process that could make calls; asked only in a long
+  // wait. Then: where warnings for the user go.
   std::function<bool()> alone = [] { return false; };
   std::function<void(const std::string&)> warn = [](const std::string&) {};
   void* shared_mapping = nullptr;          // tests with ranks as threads: an existing mapping of the whole file

@@ -40,7 +40,7 @@ Context::Context(GroupConfig given)
 
 uint64_t Context::timeout_ns(milliseconds asked) const {
   const int64_t chosen = (asked.count() > 0 ? asked : timeout.load()).count();
-  // A century stands for "for ever" and does not overflow.
+  // A century stands for "forever" and does not overflow.
   return static_cast<uint64_t>(std::clamp<int64_t>(chosen, 1, int64_t{1000} * 3600 * 24 * 36500)) * 1000000u;
 }
 

@@ -1,4 +1,4 @@
-// What all collectives of one group share on one member: the arena, the running counters, and how the group fails.
+// What all collectives of one group share on one member: the arena, running counters, and how the group fails.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ struct Context {
   const std::string& name(int member) const { return config.names[static_cast<size_t>(member)]; }
   uint64_t timeout_ns(milliseconds asked) const;
 
-  // The first cause wins and stays; everybody who waits in the group sees it within kCheckInterval.
+  // The first cause wins and stays; every waiting member sees it within kCheckInterval.
   void abort(ErrorKind kind, const std::string& text);
   bool aborted() const { return arena.header().abort_state.load(std::memory_order_acquire) != 0; }
   ErrorKind abort_kind() const;
@@ -33,7 +33,7 @@ struct Context {
   GroupConfig config;
   int rank;
   int size;
-  std::atomic<milliseconds> timeout;  // of calls that give none
+  std::atomic<milliseconds> timeout;  // for calls that give none
   ForkGuard fork_guard;
   Arena arena;
   Liveness liveness;
@@ -42,7 +42,7 @@ struct Context {
   Stage stage;
   unsigned spin_ns;
 
-  // Counters that run on from call to call and are the same on every member.
+  // Counters that continue from call to call and are the same on every member.
   uint64_t sequence = 0;
   uint32_t steps = 0;     // pipeline steps of all earlier calls
   uint32_t finishes = 0;  // zero-copy calls so far
@@ -50,8 +50,8 @@ struct Context {
   std::atomic<uint32_t> timeline_group{0};  // number in the EventLog; 0: none is wanted
 };
 
-constexpr uint64_t kLongWait = 300u * 1000 * 1000;  // ns after which a wait may be one for ever
-constexpr uint64_t kCheckInterval = 50u * 1000 * 1000;  // ns between two looks after the peers while asleep
+constexpr uint64_t kLongWait = 300u * 1000 * 1000;  // ns after which a wait may last forever
+constexpr uint64_t kCheckInterval = 50u * 1000 * 1000;  // ns between checks on the peers while asleep
 
 // "rank 0, rank 1 and rank 5"
 std::string join_names(const std::vector<std::string>& names);

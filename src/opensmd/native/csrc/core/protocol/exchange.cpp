@@ -8,8 +8,8 @@ namespace {
 
 constexpr size_t kSmallestStep = size_t{32} << 10;
 constexpr size_t kLargestStep = size_t{128} << 10;
-// A member that both gives and takes stays this many steps ahead of itself and no more, although there may be room:
-// what it has just published is then still in the caches when it is taken.
+// A member that both gives and takes publishes at most this many steps ahead, even if there is room: what it has just
+// published is then still in the caches when it is taken.
 constexpr uint32_t kLead = 8;
 
 }  // namespace
@@ -64,8 +64,8 @@ size_t Exchange::lane(int source, int destination) const {
 
 size_t Exchange::lane_count() const { return static_cast<size_t>(std::max(traffic_.lanes(context_.size), 1)); }
 
-// Eight steps or more for arrays of middling size, so that writing and reading overlap, and more where readers have
-// nothing else to do than to follow; at most what a lane holds.
+// At least eight steps for arrays of middling size, so that writing and reading overlap, and more where readers only
+// follow; at most what a lane holds.
 size_t Exchange::step_bytes(int source) const {
   const size_t lane_bytes = context_.arena.shape().chunk_bytes / lane_count() / kLine * kLine;
   const size_t steps = traffic_.one_way() ? 32 : 8;
@@ -80,7 +80,7 @@ uint32_t Exchange::steps(int source) const {
   return static_cast<uint32_t>((most + each - 1) / each);
 }
 
-// Peers can read this member's tensor in place if all its pieces lie one after the other in its heap.
+// Peers can read this member's tensor in place if all its pieces are contiguous in its heap.
 bool Exchange::place_own_in_heap(Placement& placement) const {
   const int self = context_.rank;
   const std::byte* first = nullptr;
@@ -107,7 +107,7 @@ void Exchange::pack(std::byte* to, size_t padding) const {
   }
 }
 
-// Before the round: the payload, and the stage where everything fits at once.
+// Before the round: writes the payload, and the stage if everything fits at once.
 void Exchange::offer() {
   const int self = context_.rank;
   if (total(self, 1) <= kInlineBytes) return pack(round_.payload(), 1);
@@ -224,7 +224,7 @@ void Exchange::wait_for_room(uint32_t step) {
   }
 }
 
-// Before all have met, a peer may still be reading what the last call has left in the own slots, and nothing older.
+// Before all have met, a peer may still be reading this member's slots of the last call, but of none earlier.
 void Exchange::stream_ahead() {
   const int self = context_.rank;
   const Source& own = sources_[self] = find_source(self);
@@ -267,14 +267,15 @@ void Exchange::stream() {
     } else if (consumed < to_consume && step_available(consumed)) {
       consume();
     } else if (consumed < to_consume && (published_ == to_publish || consumed < published_)) {
-      // Only for a step that we have published ourselves: members waiting for each other's next step would wait in
+      // Only for a step that this member has published itself: members that wait for each other's next step would wait
+      // in a circle.
       // a circle.
       wait_for_sources(consumed);
     } else {
       wait_for_room(published_);
     }
   }
-  // Others count on all counters being current, even after calls in which we had nothing to say.
+  // Others rely on all counters being current, even after calls in which this member had nothing to say.
   mine.published.value.store(base_ + steps_, std::memory_order_release);
   mine.reduced.value.store(base_ + steps_, std::memory_order_release);
   context_.steps += steps_;
@@ -288,7 +289,7 @@ CopyingExchange::CopyingExchange(Context& context, Round& round, const Traffic& 
 
 void CopyingExchange::put(int source, size_t offset, const std::byte* from, size_t bytes) {
   std::byte* to = static_cast<std::byte*>(outputs_[source]) + offset;
-  // The own piece of a shared source has just been read to be published.
+  // This member's piece of a shared source was just read to be published.
   const bool warm = source == context_.rank && traffic_.shared();
   (!past_cache_ ? through_cache_ : warm ? copy_past_cache : copy_from_afar_past_cache)(to, from, bytes);
 }
@@ -304,13 +305,13 @@ void CopyingExchange::take_direct() {
       put(s, 0, source.piece, source.bytes);
     }
   }
-  // A streamed own piece is copied step by step, while it is in the cache.
+  // This member's own streamed piece is copied step by step, while it is in the cache.
   const Source& own = sources_[context_.rank];
   const bool streamed_whole = own.way == Way::Streamed && own.steps * own.step_bytes >= own.bytes;
   if (!streamed_whole && own.bytes > 0 && outputs_[context_.rank] != own_piece()) {
     put(context_.rank, 0, own_piece(), own.bytes);
   }
-  // Members that give as well are not close behind each other's writing.
+  // Members that also give are not close behind another's writing.
   if (traffic_.one_way() && results <= kInCacheBytes) through_cache_ = copy_behind_writer;
 }
 

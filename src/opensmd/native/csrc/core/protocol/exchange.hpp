@@ -1,5 +1,5 @@
-// The engine of every collective that moves pieces from members to members (and of reduce_scatter, which reduces
-// them on arrival). A source's pieces travel in one of four ways, which all members can tell once they have met:
+// The engine of every collective that moves pieces between members (and of reduce_scatter, which reduces them on
+// arrival). A source's pieces travel in one of four ways, which all members can tell once they have met:
 //
 //   inline    all its pieces fit its entry line's payload
 //   heap      its tensor lies in the zero-copy heap: readers take it from there, then all finish together
@@ -9,8 +9,8 @@
 //      source   publish 0 ── 1 ── 2 ── 3 ──────── 4 (waits for room)
 //      reader        consume 0 ── 1 ── 2 ...
 //
-// Who gives and takes nothing begins to publish while it waits for the others: they may still be at the end of the call
-// before.
+// A member that gives but takes nothing begins to publish while it waits for the others, which may still be at the end
+// of the previous call.
 //
 // A piece for all members is written once ("shared"); pieces for single members lie side by side in lanes.
 #pragma once
@@ -20,15 +20,15 @@
 
 namespace opensmd {
 
-// Who gives how many bytes to whom. All members must agree once they have met; before, each knows its own row.
+// Who gives how many bytes to whom. All members must agree once they have met; before that, each knows its own row.
 class Traffic {
  public:
   virtual ~Traffic() = default;
   virtual size_t bytes(int source, int destination) const = 0;
   virtual size_t largest(int source) const = 0;  // bound of its pieces; equal bounds give equal steps
-  virtual bool shared() const = 0;               // a source gives the same piece to everybody
+  virtual bool shared() const = 0;               // each source gives the same piece to all
   virtual int lanes(int size) const = 0;         // destinations of one source: 1 or size - 1
-  virtual bool one_way() const { return false; } // who gives takes nothing
+  virtual bool one_way() const { return false; } // a member that gives takes nothing
 };
 
 class Exchange {
@@ -52,8 +52,8 @@ class Exchange {
 
   virtual void check_agreement();             // of sizes, once all have met
   virtual void take_direct() = 0;             // everything that is not streamed
-  virtual void take_step(uint32_t step) = 0;  // what step `step` brings
-  virtual void published_step(size_t offset, size_t bytes);  // of the own pieces, now warm in the cache
+  virtual void take_step(uint32_t step) = 0;  // what this step brings
+  virtual void published_step(size_t offset, size_t bytes);  // of this member's pieces, now warm in the cache
 
   const std::byte* streamed(int source, uint32_t step) const;
   const std::byte* own_piece() const { return static_cast<const std::byte*>(inputs_[context_.rank]); }
@@ -96,10 +96,10 @@ class Exchange {
   uint32_t steps_ = 0;
   uint32_t published_ = 0;  // steps of this call
   bool streams_own_ = false;
-  bool begun_ = false;  // the own stream
+  bool begun_ = false;  // this member's stream
 };
 
-// Pieces go into outputs[source] as they are; the own piece is copied too, unless it is already there.
+// Pieces go into outputs[source] unchanged; this member's own is copied too, unless it is already there.
 class CopyingExchange : public Exchange {
  public:
   CopyingExchange(Context& context, Round& round, const Traffic& traffic, const void* const* inputs,

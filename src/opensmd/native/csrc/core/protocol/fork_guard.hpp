@@ -9,7 +9,7 @@
 
 namespace opensmd {
 
-// The kernel wipes the page in a child: looking costs one load, where getpid would cost a system call.
+// The kernel wipes the page in a child: a check costs one load, where getpid would cost a system call.
 class ForkGuard {
  public:
   ForkGuard() {

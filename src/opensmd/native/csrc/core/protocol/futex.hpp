@@ -1,4 +1,4 @@
-// Sleeping on a word of shared memory. Each sleep is bounded: whoever sleeps looks after its peers in between.
+// Sleeping on a word of shared memory. Each sleep is bounded: sleepers check on their peers in between.
 #pragma once
 
 #include <linux/futex.h>
@@ -19,8 +19,8 @@ inline void futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, uint64_
   syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&word), FUTEX_WAIT, seen, &bound, nullptr, 0);
 }
 
-// Counts a sleeper for as long as it lives. Sequentially consistent, as the look at the count of who wakes must be:
-// otherwise each could miss the other.
+// Counts a sleeper while it lives. Sequentially consistent, as the waker's read of the count must be: otherwise each
+// could miss the other.
 class Sleeper {
  public:
   explicit Sleeper(std::atomic<uint32_t>& count) : count_(count) { count_.fetch_add(1, std::memory_order_seq_cst); }

@@ -25,7 +25,7 @@ struct ProcessStat {
   uint64_t start_time = 0;
 };
 
-// Fields 3 and 22 of /proc/<pid>/stat; the command in field 2 may contain anything, so search its last bracket.
+// Fields 3 and 22 of /proc/<pid>/stat; the command in field 2 may contain anything, so search for its last bracket.
 ProcessStat read_stat(pid_t pid) {
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/%d/stat", static_cast<int>(pid));
@@ -102,7 +102,7 @@ bool Liveness::dead(const Identity& identity, Peer& peer) const {
     if (peer.pidfd < 0 && errno == ESRCH) return true;
     peer.handle = peer.pidfd >= 0 ? Handle::Pidfd : Handle::Unavailable;
     const uint64_t start = read_stat(identity.pid).start_time;
-    // The pid may have passed to somebody else before we opened it.
+    // The pid may have been reused before we opened it.
     if (start != 0 && identity.start_time != 0 && start != identity.start_time) {
       if (peer.pidfd >= 0) close(peer.pidfd);
       peer = Peer{};

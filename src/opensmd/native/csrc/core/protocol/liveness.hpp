@@ -1,4 +1,4 @@
-// Whether the other members' processes still live, are stopped, or cannot be judged from here.
+// Whether the other members' processes are alive, stopped, or cannot be judged from here.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@ class Liveness {
   Liveness& operator=(const Liveness&) = delete;
 
   MemberState state_of(int member) const;
-  bool gone(int member) const;  // dead, without looking for a mere stop: cheap
+  bool gone(int member) const;  // dead; ignores mere stops, so it is cheap
   void mark_left();
 
  private:
@@ -35,7 +35,7 @@ class Liveness {
   int rank_;
   pid_t pid_;
   uint64_t pid_namespace_;
-  mutable std::mutex mutex_;  // a collective and a message may both look
+  mutable std::mutex mutex_;  // a collective and a message may both check
   mutable std::vector<Peer> peers_;
 };
 

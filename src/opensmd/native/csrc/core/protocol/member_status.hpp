@@ -1,4 +1,4 @@
-// What one member can say of another: whether it lives, and which calls it entered last.
+// What one member can say of another: whether it is alive, and which calls it entered last.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace opensmd {
 enum class MemberState : uint8_t { NotJoined, Running, Stopped, Dead, Left, Unknown };
 const char* name_of(MemberState state);
 
-// One line of the flight record. Times are CLOCK_MONOTONIC nanoseconds; end 0 means still inside.
+// One line of the flight record. Times are CLOCK_MONOTONIC nanoseconds; end 0: still inside.
 struct RecordEntry {
   uint64_t sequence = 0;
   Operation operation = Operation::None;
@@ -24,7 +24,8 @@ struct RecordEntry {
   uint64_t start_ns = 0;
   uint64_t end_ns = 0;
   std::string text;
-  // "broadcast(float32, count=4096, root=1) shape [64, 64]"; with the members' names, the root's in place of its number.
+  // "broadcast(float32, count=4096, root=1) shape [64, 64]"; given the members' names, with the root's instead of its
+  // number.
   std::string describe(const std::vector<std::string>* names = nullptr) const;
 };
 

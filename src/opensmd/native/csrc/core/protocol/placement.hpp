@@ -24,7 +24,7 @@ inline Placement announced(const Round& round, int member) {
   return placement;
 }
 
-// A tensor is moved from where it lies if it lies in the heap and is large enough to be worth the closing barrier.
+// A tensor is moved from where it lies if that is the heap and it is large enough to be worth the closing barrier.
 inline bool place_in_heap(const Context& context, const void* data, size_t bytes, Placement& placement) {
   if (bytes < context.arena.shape().zero_copy_bytes || !context.heap.contains(data, bytes)) return false;
   placement.in_heap = 1;
@@ -32,7 +32,7 @@ inline bool place_in_heap(const Context& context, const void* data, size_t bytes
   return true;
 }
 
-// Once all have met.
+// Call once all have met.
 inline int members_in_heap(const Context& context, const Round& round) {
   int count = 0;
   for (int i = 0; i < context.size; ++i) count += static_cast<int>(announced(round, i).in_heap);
@@ -43,7 +43,7 @@ inline std::byte* tensor_in_heap(const Context& context, const Round& round, int
   return context.arena.heap(member) + announced(round, member).offset;
 }
 
-// Until no peer touches our tensor any more, nor we theirs.
+// Waits until no peer touches our tensor any more, nor we theirs.
 inline void finish_together(Context& context, Round& round) {
   const uint32_t mine = ++context.finishes;
   round.set(context.arena.member(context.rank).finished, mine);

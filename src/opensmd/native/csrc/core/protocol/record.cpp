@@ -26,7 +26,7 @@ bool is_message(Operation operation) { return operation == Operation::Send || op
 
 uint32_t Signature::hash() const {
   uint64_t mixed = pack_kind(*this) * 0x9e3779b97f4a7c15u;
-  // Every member of an all_to_all has its own counts; they are compared pair by pair instead.
+  // Each member of an all_to_all has its own counts; they are compared pair by pair instead.
   const uint64_t common = operation == Operation::AllToAll ? 0 : count;
   mixed ^= (common + 0x7f4a7c15u) * 0xd6e8feb86659fd93u;
   mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9u;

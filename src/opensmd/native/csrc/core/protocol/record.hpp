@@ -1,5 +1,5 @@
-// The flight record: the last operations of each member, in the arena, so that a stall report can read the peers'.
-// It is also what error messages quote about the other members' calls.
+// The flight record: each member's last operations, in the arena, so that a stall report can read its peers'. Error
+// messages also quote it about other members' calls.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace opensmd {
 
-// What a call is, as far as all members must agree on it.
+// Those aspects of a call on which all members must agree.
 struct Signature {
   Operation operation = Operation::None;
   DType dtype = DType::Byte;
@@ -32,7 +32,7 @@ class Record {
   uint64_t begin(uint64_t sequence, const Signature& signature, std::string_view text);  // returns the start in ns
   uint64_t end(uint64_t sequence);  // and the end
 
-  // Reading: anybody, at any time; lines overwritten meanwhile are left out.
+  // Any reader, at any time; lines overwritten meanwhile are left out.
   RecordEntry at(uint64_t sequence) const;
   std::vector<RecordEntry> latest(uint64_t last) const;
 

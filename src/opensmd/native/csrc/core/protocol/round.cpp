@@ -89,8 +89,8 @@ void Round::compare_signatures() {
                                          ". All must call the same operations with the same sizes in the same order");
 }
 
-// The store and the look at the sleepers must both be sequentially consistent, as on the sleeper's side: otherwise
-// each could miss the other and a wake-up would be lost.
+// The store and the check for sleepers must both be sequentially consistent, as on the sleeper's side: otherwise each
+// could miss the other, and a wake-up would be lost.
 void Round::store_and_wake(std::atomic<uint32_t>& word, uint32_t value) {
   word.store(value, std::memory_order_seq_cst);
   if (context_.arena.member(context_.rank).sleepers.value.load(std::memory_order_seq_cst) != 0) futex_wake_all(word);
@@ -130,7 +130,7 @@ void Round::sleep(const std::atomic<uint32_t>& word, uint32_t target, int owner)
       look_after_peers();
       if (now >= start_ns_ + kLongWait) say_that_nothing_else_comes();
       next_look = now + kCheckInterval;
-      // Looked at once more: this member may have been stopped since.
+      // Checked once more: this member may have been stopped meanwhile.
       if (now >= deadline && !reached(word.load(std::memory_order_acquire), target)) time_out();
     }
     futex_wait(word, seen, std::min(next_look, deadline > now ? deadline : next_look) - now);
@@ -144,7 +144,7 @@ std::string Round::title() const {
 
 void Round::fail(ErrorKind kind, const std::string& text) { context_.fail(kind, title() + ": " + text); }
 
-// A member that died or left before it completed this call can never complete it, whomever we wait for right now.
+// A member that died or left before completing this call can never complete it, whichever member we wait for now.
 void Round::look_after_peers() {
   if (context_.aborted()) {
     const std::string cause = context_.abort_text();
@@ -164,7 +164,7 @@ void Round::look_after_peers() {
   }
 }
 
-// For a peer that waits for a message of this member and not for this call; see Mailbox::warn_of_circle.
+// For a peer that waits for a message from this member rather than for this call; see Mailbox::warn_of_circle.
 void Round::say_that_nothing_else_comes() {
   std::atomic<uint64_t>& blocked = context_.arena.member(context_.rank).blocked.in;
   if (blocked.load(std::memory_order_relaxed) != sequence_ && context_.config.alone()) blocked.store(sequence_);

@@ -1,7 +1,7 @@
-// One collective under way on one member, from its entry to its end.
+// One collective in progress on one member, from its entry to its end.
 //
-// Every collective begins alike. A member fills its entry line (payload), then stores the sequence number into it;
-// then it waits until every peer's line shows the same number, and compares signatures:
+// Every collective begins the same way. A member fills its entry line (payload), stores the sequence number into it,
+// waits until every peer's line shows the same number, and compares signatures:
 //
 //      member 0                     member 1
 //      payload -> line[s & 1]       payload -> line[s & 1]
@@ -9,8 +9,8 @@
 //      wait for 1's line  <──┼──┘
 //                            └────> wait for 0's line
 //
-// Two lines, by parity, are enough: to post s+2 a member must have finished s+1, for which every peer posted s+1,
-// for which it finished s. The same argument covers staged data, so one-shot collectives need no closing barrier.
+// Two lines, by parity, are enough: to post s+2 a member must have finished s+1, for which every peer posted s+1, for
+// which it finished s. The same argument covers staged data, so one-shot collectives need no closing barrier.
 #pragma once
 
 #include "core/protocol/context.hpp"
@@ -25,13 +25,13 @@ class Round {
   Round& operator=(const Round&) = delete;
 
   std::byte* payload() { return entry_.payload; }
-  void post();  // says to all: here I am, with this payload
-  void meet();  // until all have said so; throws Mismatch unless all make the same call
+  void post();  // tells all: here I am, with this payload
+  void meet();  // waits until all have; throws Mismatch unless all make the same call
   bool all_posted() const;  // meet() would not have to wait
   const std::byte* payload_of(int member) const { return context_.arena.member(member).entries[sequence_ & 1].payload; }
   uint64_t sequence() const { return sequence_; }
 
-  // Publishes with release order and wakes who sleeps on it.
+  // Publishes with release order and wakes threads that sleep on it.
   void set(Flag& flag, uint32_t value) { store_and_wake(flag.value, value); }
   void wait(const Flag& flag, uint32_t target, int owner) { wait(flag.value, target, owner); }
 

@@ -1,10 +1,10 @@
-// Giving the core away before sleeping in the kernel: the next look comes sooner than after a wake-up if the peer needs
-// this core, or comes in a moment.
+// Gives the core away before sleeping in the kernel: if the peer needs this core, or arrives in a moment, the next look
+// comes sooner than after a wake-up.
 //
-// Counted and timed: on an idle machine 200 turns take 60 µs, but beside busy processes every turn lasts until all of
-// them have had their time slices (24 ms with eight on a core). Whoever yields looks after nobody. The kernel wakes
-// sleepers long before it comes back to who has yielded, so a thread that has found its core crowded sleeps at once
-// for a while: small calls between two virtual hosts took a third of the time on crowded cores.
+// Limited by count and time: on an idle machine 200 turns take 60 µs, but beside busy processes every turn lasts until
+// all of them have had their time slices (24 ms with eight on a core). A yielding thread checks on no peers. The kernel
+// wakes sleepers long before it returns to a thread that has yielded, so one that has found its core crowded goes
+// straight to sleep for a while: small calls between two virtual hosts then took a third of the time on crowded cores.
 #pragma once
 
 #include <sched.h>
@@ -17,8 +17,8 @@ namespace opensmd {
 
 constexpr uint64_t kLongestYieldingNs = 1000 * 1000;
 
-// Whether other processes want a thread's core, as its own turns show: one that lasts as long as a time slice must not
-// cost more than a small share of the time.
+// Whether other processes want a thread's core, judging by its turns: a turn as long as a time slice must not cost more
+// than a small share of the time.
 class Crowding {
  public:
   void note_turn(uint64_t begin, uint64_t end) {

@@ -8,13 +8,13 @@ namespace opensmd {
 
 namespace {
 
-// 4 MiB: half of it holds what the quickest collectives do between two looks, a quarter of a second.
+// 4 MiB: half of it holds what the fastest collectives produce between two looks, a quarter of a second apart.
 constexpr size_t kRingLength = size_t{1} << 16;
 
 }  // namespace
 
 EventLog& EventLog::of_process() {
-  static auto* log = new EventLog;  // never destroyed: Gloo's threads may still end calls when the process does
+  static auto* log = new EventLog;  // never destroyed: Gloo's threads may still end calls at process exit
   return *log;
 }
 
@@ -86,7 +86,7 @@ void EventLog::end(Event event) {
 
 void EventLog::add(const Event& event) {
   if (!on() || !ring_->add(event)) return;
-  static_cast<void>(!write(alarm_.load(), "", 1));  // one that is full has been heard
+  static_cast<void>(!write(alarm_.load(), "", 1));  // a full one has been raised already
 }
 
 }  // namespace opensmd

@@ -1,5 +1,5 @@
-// What this process has done, for the timeline (opensmd/timeline): a ring of events, and the names that they go by.
-// Nothing is noted before a timeline is asked for.
+// What this process has done, for the timeline (opensmd/timeline): a ring of events, and the names they go by. Nothing
+// is recorded before a timeline is asked for.
 #pragma once
 
 #include <atomic>
@@ -21,14 +21,14 @@ class EventLog {
  public:
   static EventLog& of_process();
 
-  // From now on. A byte goes into `alarm`, a descriptor that must not block, whenever half of the ring is taken.
+  // From now on. Writes a byte to `alarm`, a descriptor that must not block, whenever half of the ring fills up.
   void start(int alarm);
   void stop();
   bool on() const { return on_.load(std::memory_order_acquire); }
 
-  // A group that is made now; what is begun by its name belongs to it. Its number is not 0.
+  // Adds a newly made group; what is begun under its name belongs to it. Its number is not 0.
   uint32_t add_group(const std::string& name);
-  // What calls of a name go by. Those of the core have the numbers of their Operation.
+  // The number of calls of this name. The core's have the numbers of their Operation.
   uint32_t operation(std::string_view name);
   std::vector<std::string> operations() const;
 
@@ -37,7 +37,7 @@ class EventLog {
   Event begin_message(const std::string& group, uint32_t operation, size_t bytes);
   void end(Event event);  // now
   void add(const Event& event);
-  EventRing& ring() { return *ring_; }  // once it has been started
+  EventRing& ring() { return *ring_; }  // only after start()
 
  private:
   struct Group {
@@ -51,7 +51,7 @@ class EventLog {
   std::atomic<bool> on_{false};
   std::atomic<int> alarm_{-1};
   std::unique_ptr<EventRing> ring_;
-  mutable std::mutex mutex_;  // of all that follows
+  mutable std::mutex mutex_;  // guards the rest
   uint32_t groups_made_ = 0;
   std::map<std::string, Group, std::less<>> groups_;
   std::map<std::string, uint32_t, std::less<>> numbers_;

@@ -16,7 +16,7 @@ bool EventRing::add(const Event& event) {
       return false;
     }
     if (ahead > 0) {
-      position = added_.load(std::memory_order_relaxed);  // another thread was quicker
+      position = added_.load(std::memory_order_relaxed);  // another thread was faster
     } else if (added_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) {
       slot.event = event;
       slot.turn.store(position + 1, std::memory_order_release);

@@ -1,10 +1,11 @@
-// What has ended in this process and is not yet written down: a ring of its own memory, to which any thread adds without
+// What has ended in this process but is not yet written out: a ring in private memory, to which any thread adds without
 // a lock and from which one thread takes.
 //
 //      slot:   turn == position       free for the event of this number
 //              turn == position + 1   holds it
 //
-// A position counts on for ever; its slot is the remainder. A full ring keeps what it has, and counts what came too late.
+// Positions count on forever; a position's slot is its remainder. A full ring keeps what it has, and counts what came
+// too late.
 #pragma once
 
 #include <atomic>
@@ -15,22 +16,22 @@
 
 namespace opensmd {
 
-// One collective or message, as files of a timeline hold it (opensmd/timeline/frames.py).
+// One collective or message, as timeline files hold it (opensmd/timeline/frames.py).
 struct Event {
   uint64_t start_ns = 0;
   uint64_t end_ns = 0;
   uint64_t bytes = 0;
-  uint64_t sequence = 0;   // of the group's collectives, alike on all members; nothing for messages
-  uint32_t group = 0;      // by EventLog::add_group; 0: one that nobody has made known
+  uint64_t sequence = 0;   // of the group's collectives, equal on all members; 0 for messages
+  uint32_t group = 0;      // from EventLog::add_group; 0: not registered
   int32_t peer = -1;       // the other member of a message
-  uint32_t operation = 0;  // by EventLog::operation
+  uint32_t operation = 0;  // from EventLog::operation
   uint32_t unused = 0;
 };
 static_assert(sizeof(Event) == 48, "the reader takes them as they lie");
 
 class EventRing {
  public:
-  // What was left out since the last look, and when the first of it began.
+  // How many were dropped since the last look, and when the first of them began.
   struct Lost {
     uint64_t count = 0;
     uint64_t first_ns = 0;
@@ -38,9 +39,9 @@ class EventRing {
 
   explicit EventRing(size_t capacity);  // a power of two
 
-  // Any thread. Whether half of the ring is taken from this event on, so that somebody should look.
+  // Any thread. Whether this event fills half of the ring, so that it should be emptied.
   bool add(const Event& event);
-  // One thread at a time: what has been added, and forget it.
+  // One thread at a time: returns what has been added, and forgets it.
   std::vector<Event> take();
   Lost take_lost();
 
