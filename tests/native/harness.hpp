@@ -1,6 +1,6 @@
-// A tiny test frame: named tests, checks that say where, and ranks as threads of this process.
+// A tiny test framework: named tests, checks that report their place, and ranks as threads of this process.
 //
-// Ranks share one mapping of the arena, so that the thread sanitizer sees all their accesses at one address.
+// Ranks share one mapping of the arena, so the thread sanitizer sees all their accesses at one address.
 #pragma once
 
 #include <sys/mman.h>
@@ -42,9 +42,9 @@ struct Registration {
   static const harness::Registration registration_##function(title, function); \
   static void function()
 
-// `count` elements, of which the first `period` are made one by one and the others are copies: the sanitizer looks
-// at each access of a loop, but at memcpy as a whole. A piece that lands in the wrong place is seen as long as its
-// distance is no multiple of the period; pieces are cut at powers of two.
+// `count` elements, the first `period` made one by one and the others copied: the sanitizer checks each access of a
+// loop, but memcpy as a whole. A misplaced piece is noticed unless it is off by a multiple of the period; pieces are
+// cut at powers of two.
 constexpr size_t kPeriod = 251 * 256;
 template <class T, class Element>
 std::vector<T> periodic(size_t count, const Element& element) {
@@ -74,7 +74,7 @@ std::vector<T> periodic(size_t count, const Element& element) {
     }                                                                              \
   } while (false)
 
-// Small slots, so that small arrays already take every path.
+// Small slots, so that even small arrays take every path.
 inline opensmd::ArenaShape small_shape(int size) {
   opensmd::ArenaShape shape;
   shape.size = size;
@@ -87,7 +87,7 @@ inline opensmd::ArenaShape small_shape(int size) {
   return shape;
 }
 
-// What each rank of such a group has of it: its Group, or what that is made of.
+// What each rank of such a group has: its Group, or what that is made of.
 template <class Member>
 using Rank = std::function<void(Member&)>;
 

@@ -1,4 +1,4 @@
-// Ranks as processes that may be killed or stopped: what each of them reports comes back to the test.
+// Ranks as processes that may be killed or stopped: each one's report comes back to the test.
 #pragma once
 
 #include <signal.h>
@@ -15,7 +15,7 @@
 namespace harness {
 
 struct Outcome {
-  std::atomic<int> stage{0};  // how far the rank has come, for the test to wait for
+  std::atomic<int> stage{0};  // the rank's progress, for the test to wait for
   std::atomic<bool> ended{false};
   char kind[32] = "";      // of the error it caught
   char message[4000] = "";
@@ -69,7 +69,7 @@ class Processes {
   pid_t start(int rank, std::chrono::milliseconds timeout, const Body& body) {
     const pid_t pid = fork();
     if (pid != 0) return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a failed check ends the test without its destructors
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a failed check ends the test without running destructors
     Outcome& outcome = outcomes_[rank];
     const auto report = [&outcome](const char* kind, const char* message) {
       std::snprintf(outcome.kind, sizeof(outcome.kind), "%s", kind);
@@ -96,7 +96,7 @@ class Processes {
       report("other", error.what());
     }
     outcome.ended.store(true);
-    // Those who died or failed must not look as if they had left in good order.
+    // A rank that died or failed must not look as if it had left in good order.
     if (outcome.kind[0] != '\0') pause();
     _exit(0);
   }

@@ -1,5 +1,5 @@
-// What reductions must give, computed one element at a time in the plainest way: numbers are decoded to double,
-// combined in rank order, and encoded again by searching the nearest code.
+// The expected results of reductions, computed one element at a time in the plainest way: numbers are decoded to
+// double, combined in rank order, and encoded again by searching for the nearest code.
 #pragma once
 
 #include <algorithm>
@@ -31,12 +31,12 @@ inline const std::vector<Reduction>& all_reductions() {
   return reductions;
 }
 
-// A binary float of few bits: `exponent_bits`, `mantissa_bits`, bias; "fnuz" and "fn" formats have no infinity.
+// A small binary float: `exponent_bits`, `mantissa_bits`, bias; "fnuz" and "fn" formats have no infinity.
 struct FloatFormat {
   int exponent_bits, mantissa_bits, bias;
   bool fnuz, infinite;
   std::vector<double> table;
-  const double* values;  // of all codes, computed once: the tables of cases decode millions of numbers
+  const double* values;  // of all codes, computed once: the test tables decode millions of numbers
   uint32_t largest;      // code of the largest finite number
 
   FloatFormat(int exponent, int mantissa, int exponent_bias, bool is_fnuz, bool has_infinity)
@@ -67,7 +67,7 @@ struct FloatFormat {
   }
 };
 
-// Not in the function, which would look at each call whether they have been made.
+// Outside the function, which would otherwise check on each call whether they have been made.
 inline const FloatFormat kF16{5, 10, 15, false, true}, kBF16{8, 7, 127, false, true}, kE4M3FN{4, 3, 7, false, false},
     kE5M2{5, 2, 15, false, true}, kE4M3FNUZ{4, 3, 8, true, false}, kE5M2FNUZ{5, 2, 16, true, false};
 
@@ -83,12 +83,12 @@ inline const FloatFormat* format_of(DType dtype) {
   }
 }
 
-// The sanitizer need not look at accesses to tables that never change: they are most of what the reference does.
+// The sanitizer need not check accesses to tables that never change: they are most of the reference's work.
 __attribute__((no_sanitize("thread"))) inline double decode(const FloatFormat& format, uint32_t code) {
   return format.values[code];
 }
 
-// The nearest code, the even one of two equally near. Values stay far from overflow here.
+// The nearest code; of two equally near, the even one. Values stay far from overflow here.
 __attribute__((no_sanitize("thread"))) inline uint32_t encode(const FloatFormat& format, double value) {
   uint32_t low = 0;
   uint32_t high = format.largest;
@@ -104,7 +104,7 @@ __attribute__((no_sanitize("thread"))) inline uint32_t encode(const FloatFormat&
   return code;
 }
 
-// Numbers an element of `dtype` consists of, and how to read and write number `i` of an array.
+// How many numbers an element of `dtype` has, and how to read and write number `i` of an array.
 inline size_t numbers_in(DType dtype) { return dtype == DType::C64 || dtype == DType::C128 ? 2 : 1; }
 
 template <class T>
@@ -167,7 +167,7 @@ inline bool is_float(DType dtype) {
   return format_of(dtype) != nullptr || dtype == DType::F32 || dtype == DType::F64 || numbers_in(dtype) == 2;
 }
 
-// Deterministic numbers whose sums and products of a few are exact in double.
+// Deterministic numbers, exact in double even as sums and products of a few.
 inline double sample(DType dtype, int rank, size_t i, uint64_t seed) {
   const uint64_t mixed = (i + seed * 1315423911u + static_cast<uint64_t>(rank) * 2654435761u) * 0x9e3779b97f4a7c15u >> 40;
   if (dtype == DType::Bool) return static_cast<double>(mixed % 2);
@@ -177,7 +177,7 @@ inline double sample(DType dtype, int rank, size_t i, uint64_t seed) {
   return static_cast<double>(mixed % 7) - (is_signed ? 3.0 : 0.0);
 }
 
-// Elements [first, first + count) of the array of a rank.
+// Elements [first, first + count) of a rank's array.
 inline void fill(DType dtype, void* data, size_t count, int rank, uint64_t seed, size_t first = 0) {
   const size_t numbers = numbers_in(dtype);
   for (size_t i = 0; i < count * numbers; ++i) put(dtype, data, i, sample(dtype, rank, first * numbers + i, seed));

@@ -14,7 +14,7 @@ using namespace opensmd;
 
 namespace {
 
-// The sanitizer is after the protocol, which does not depend on dtypes; it slows the rest down tenfold.
+// The sanitizer is for the protocol, which does not depend on dtypes; it slows the rest down tenfold.
 #if defined(__SANITIZE_THREAD__)
 constexpr int kMostRanks = 3;
 const std::vector<size_t> kSizes = {0, 1, 60, 2500, 40000};
@@ -75,7 +75,7 @@ void for_every_number_of_ranks(const Body& body) {
   for (int n = 1; n <= kMostRanks; ++n) harness::run_ranks(harness::small_shape(n), [&](Group& group) { body(group); });
 }
 
-// The way through memory depends on the size alone: all sizes with one dtype and reduction, two with the others.
+// The path through memory depends only on the size: all sizes with one dtype and reduction, two with the others.
 std::vector<size_t> sizes_for(DType dtype, Reduction reduction) {
   if (dtype == DType::F32 && reduction == Reduction::Sum) return kSizes;
   return {3, 4001};
@@ -208,7 +208,7 @@ TEST(run_ahead, "a root that is ahead of its readers overwrites nothing that the
     std::mt19937 random(12);  // the same on all ranks
     std::mt19937 own(static_cast<unsigned>(group.rank()));
     for (uint64_t round = 0; round < 120; ++round) {
-      // Streams of one to eight steps; now and then with other slots, or from another root.
+      // Streams of one to eight steps, sometimes with other slots, or from another root.
       const size_t count = 3500 * (1 + random() % 8);
       const int root = random() % 8 == 0 ? static_cast<int>(random()) & 1 : 0;
       if (own() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds{own() % 500});
@@ -384,7 +384,7 @@ TEST(mixture, "a random sequence of collectives of random sizes keeps its order 
   });
 }
 
-// As if so many calls had been made before.
+// As if this many calls had been made before.
 void begin_at(Context& context, uint32_t count) {
   context.sequence = context.steps = context.finishes = count;
   opensmd::Member& own = context.arena.member(context.rank);

@@ -1,4 +1,4 @@
-// What a timeline is made of: events from many threads, of which none is lost silently.
+// The timeline's events: added by many threads, and none lost silently.
 #include <fcntl.h>
 
 #include <atomic>
@@ -80,7 +80,7 @@ TEST(groups, "collectives of a group are noted with its number, and messages wit
   CHECK(pipe2(ends, O_NONBLOCK) == 0, "");
   log.start(ends[1]);
   harness::run_ranks(harness::small_shape(2), [](Group& group) {
-    group.barrier();  // of which nobody knows
+    group.barrier();  // not registered
     group.record_as(static_cast<uint32_t>(group.rank()) + 1);
     float value = 1;
     group.all_reduce(&value, 1, DType::F32, Reduction::Sum);

@@ -1,4 +1,4 @@
-// Death, stops, mismatches and departures: every rank raises, soon, and says who and what.
+// Death, stops, mismatches and departures: every rank raises promptly, and says who and what.
 #include <fcntl.h>
 #include <sys/resource.h>
 
@@ -13,7 +13,7 @@ using harness::Processes;
 
 namespace {
 
-constexpr auto kLong = std::chrono::milliseconds{2400000};  // a wait that takes as long as this fails its test
+constexpr auto kLong = std::chrono::milliseconds{2400000};  // a wait this long fails its test
 constexpr auto kShort = std::chrono::milliseconds{300};
 
 void sum(Group& group, size_t count) {
@@ -46,7 +46,7 @@ TEST(killed_before, "a rank killed before a collective is named on all others, w
     std::string first;
     try {
       sum(group, 1000);
-    } catch (const CollectiveError& error) {  // who comes last finds the group aborted
+    } catch (const CollectiveError& error) {  // the last to arrive finds the group aborted
       first = error.what();
     }
     contains(first, {"all_reduce(sum, float32, count=1000) #2", "rank 1", "died"});
@@ -237,7 +237,7 @@ TEST(message_of_the_dead, "what a rank sent before it was killed still arrives; 
   contains(ranks.message(0), {"PeerLost", "recv(from rank 1, tag=1, bytes=4) on rank 0", "rank 1 has died"});
 }
 
-// Rank 1 is stopped with a part of its message sent, which rank 0 has received.
+// Rank 1 is stopped with part of its message sent, which rank 0 has received.
 using After = std::function<void(std::vector<char>&, Outcome&)>;
 Processes stopped_in_a_message(std::chrono::milliseconds timeout, const After& after) {
   return Processes(2, kLong, [timeout, after](Group& group, Outcome& outcome) {
@@ -295,7 +295,7 @@ TEST(message_timeout, "a receive that nothing matches times out and says from wh
     group.barrier();
     receive->wait(kShort);
   });
-  // Whoever is first to time out says so; the other one gives up with its words.
+  // The first to time out says so; the other gives up with the same words.
   for (int i = 0; i < 2; ++i) {
     contains(ranks.message(i), {"TimedOut", "tag=1", "Timed out after ", "has sent nothing that matches: rank"});
   }

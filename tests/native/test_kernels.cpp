@@ -1,4 +1,4 @@
-// The reduction kernels alone: conversions of narrow floats, NaN, overflow, and the same bits on every instruction set.
+// The reduction kernels alone: narrow float conversions, NaN, overflow, and the same bits on every instruction set.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -162,7 +162,7 @@ TEST(same_bits, "every instruction set gives the same bits, at any alignment and
         std::vector<std::vector<unsigned char>> arrays;
         for (int r = 0; r < ranks; ++r) {
           arrays.emplace_back(count * element + shift);
-          // Any bits for moves of numbers; floats stay finite so that NaN payloads do not matter.
+          // Any values, but floats stay finite so that NaN payloads do not matter.
           reference::fill(dtype, arrays.back().data() + shift, count, r, random());
         }
         std::vector<double> factors;

@@ -1,4 +1,5 @@
-// What is pure of groups that span hosts: who speaks to whom, and in which parts. And when a waiting rank yields.
+// The pure parts of groups that span hosts: which ranks communicate, and in which parts. And when a waiting rank
+// yields.
 #include "harness.hpp"
 
 #include "core/protocol/yielding.hpp"
@@ -56,12 +57,12 @@ TEST(crowding, "a thread whose turn to yield lasted a time slice sleeps at once 
   constexpr uint64_t kMicrosecond = 1000, kMillisecond = 1000 * 1000, kSecond = 1000 * kMillisecond;
   uint64_t now = 7 * kSecond;
   CHECK(!crowding.lasts(now), now);
-  crowding.note_turn(now, now + 30 * kMicrosecond);  // of a peer that had something to do here
+  crowding.note_turn(now, now + 30 * kMicrosecond);  // a peer had something to do here
   CHECK(!crowding.lasts(now + 30 * kMicrosecond), "");
   crowding.note_turn(now, now + 3 * kMillisecond);
   now += 3 * kMillisecond;
   CHECK(crowding.lasts(now) && crowding.lasts(now + 100 * kMillisecond), "");
-  crowding.note_turn(now, now + 30 * kMicrosecond);  // which does not end it
+  crowding.note_turn(now, now + 30 * kMicrosecond);  // which does not end the crowding
   CHECK(crowding.lasts(now + 100 * kMillisecond) && !crowding.lasts(now + kSecond), "");
   crowding.note_turn(now, now + 3600 * kSecond);  // the process was stopped
   CHECK(!crowding.lasts(now + 3601 * kSecond), "");

@@ -185,7 +185,7 @@ TEST(background, "messages go on while nobody waits for them") {
     Bytes received(sent.size());
     const auto receive = group.post_receive(received.data(), received.size(), peer, 0);
     const auto send = group.post_send(sent.data(), sent.size(), peer, 0);
-    // The length of the record's entry is what the helper thread writes; nobody calls into the group meanwhile.
+    // The helper thread writes the end in the record's entry; no call is made into the group meanwhile.
     for (int i = 0; i < 400000 && group.message_record(group.rank())[0].end_ns == 0; ++i) usleep(500);
     CHECK(group.message_record(group.rank())[0].end_ns != 0, "the receive was not completed in the background");
     receive->wait();
@@ -200,7 +200,7 @@ TEST(idle_after_failure, "nothing goes on for messages of a group that has faile
     int value = 0;
     const auto never = group.post_receive(&value, sizeof(value), 1, 1);
     group.abort("");
-    usleep(200000);  // in which the helper thread goes to sleep
+    usleep(200000);  // meanwhile the helper thread goes to sleep
     const std::clock_t begin = std::clock();
     usleep(300000);
     const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
@@ -285,7 +285,7 @@ TEST(wrong_size, "a receive of another size than the message fails, names both s
 
 TEST(storm, "a storm of random messages in both directions, beside collectives, arrives complete") {
   harness::run_ranks(harness::small_shape(3), [](Group& group) {
-    std::mt19937 random(3);  // the same on all ranks: everybody knows the whole plan
+    std::mt19937 random(3);  // the same on all ranks: each knows the whole plan
     struct Plan {
       int from, to;
       int64_t tag;

@@ -2,7 +2,7 @@
 //
 // Life of a group:
 //   1. One member calls create_arena_file(); path and token travel to the others (through torch's store).
-//   2. The others call open_arena_file(path, token); everybody constructs a Group from its descriptor.
+//   2. The others call open_arena_file(path, token); every member constructs a Group from its descriptor.
 //   3. When all have opened it, the creator calls unlink_arena_file() (does nothing for a memfd).
 //   4. Calls; then leave(), or the destructor.
 //
