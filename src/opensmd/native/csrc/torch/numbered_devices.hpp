@@ -3,8 +3,8 @@
 
 namespace opensmd {
 
-// Let a bare number name a CUDA device. Torch takes it for one of the machine's accelerator, and fails if there is
-// none.
+// Let a bare number name a CUDA device. Torch takes it for a device of the machine's accelerator, and fails if
+// there is none.
 void number_cuda_devices(bool on);
 
 }  // namespace opensmd

@@ -40,7 +40,7 @@ bool adds_parts(Reduction reduction) {
   return reduction == Reduction::Sum || reduction == Reduction::Average || reduction == Reduction::PremulSum;
 }
 
-/// What to convert to: bits are combined in whole numbers, everything else is reduced in floats.
+// What to convert to: integers for bitwise reductions, floats for everything else.
 const char* way_out(Reduction reduction) {
   bool bits = reduction == Reduction::BitAnd || reduction == Reduction::BitOr || reduction == Reduction::BitXor;
   return bits ? "tensor.view(torch.uint8) for the bits as they are, or tensor.long() for the numbers"

@@ -269,7 +269,6 @@ void Exchange::stream() {
     } else if (consumed < to_consume && (published_ == to_publish || consumed < published_)) {
       // Only for a step that this member has published itself: members that wait for each other's next step would wait
       // in a circle.
-      // a circle.
       wait_for_sources(consumed);
     } else {
       wait_for_room(published_);

@@ -86,7 +86,7 @@ void EventLog::end(Event event) {
 
 void EventLog::add(const Event& event) {
   if (!on() || !ring_->add(event)) return;
-  static_cast<void>(!write(alarm_.load(), "", 1));  // a full one has been raised already
+  static_cast<void>(!write(alarm_.load(), "", 1));  // if it is full, it has been raised already
 }
 
 }  // namespace opensmd

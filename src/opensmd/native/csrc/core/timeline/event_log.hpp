@@ -28,7 +28,7 @@ class EventLog {
 
   // Adds a newly made group; what is begun under its name belongs to it. Its number is not 0.
   uint32_t add_group(const std::string& name);
-  // The number of calls of this name. The core's have the numbers of their Operation.
+  // The id of calls with this name. For the core's calls it is their Operation's.
   uint32_t operation(std::string_view name);
   std::vector<std::string> operations() const;
 

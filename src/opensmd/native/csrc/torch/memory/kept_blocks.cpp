@@ -9,7 +9,7 @@ namespace opensmd {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kHeadroom = 16;  // this fraction of the peak usage
+constexpr size_t kHeadroom = 16;  // the peak usage is divided by this
 
 void* map_pages(size_t bytes) {
   void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

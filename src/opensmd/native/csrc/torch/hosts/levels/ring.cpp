@@ -7,9 +7,9 @@
 //             ───► sum 0                    4: and 1
 //
 // It takes as many bytes and messages as an exchange between all pairs (all_reduce.cpp), but each host hears one other
-// at a time: senders to one host queue for its link, and its cores switch between connections. Parts, or pieces of the
-// cuts of a single part, follow one another through the steps, so that something is always in transit: two are enough
-// for that.
+// at a time: where all send to one, they queue for its link, and its cores switch between connections. Parts, or pieces
+// of the cuts of a single part, follow one another through the steps, so that something is always in transit: two are
+// enough for that.
 #include <memory>
 #include <utility>
 #include <vector>

@@ -27,7 +27,7 @@ class GlooRequest final : public Request {
   struct Message {
     int peer;            // or kAnySource
     std::string where;  // what errors call it
-    bool quiet;          // an error fails no group
+    bool quiet;          // an error does not fail the group
     at::Tensor bytes;
     std::unique_ptr<const MessageEnds::End> end;  // null: not compared
   };
