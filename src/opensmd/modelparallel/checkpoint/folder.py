@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from opensmd.modelparallel.checkpoint.agreement import together
 from opensmd.modelparallel.checkpoint.files import read
-from opensmd.modelparallel.checkpoint.newest import read_newest
+from opensmd.modelparallel.checkpoint.newest import NEWEST, read_newest
 from opensmd.modelparallel.checkpoint.save_load import load
 from opensmd.modelparallel.checkpoint.saved_optimizer import SavedOptimizer
 from opensmd.modelparallel.checkpoint.saving.background import (
@@ -245,9 +245,9 @@ def _require_name(tag: object) -> None:
             f"smp.save_checkpoint: the tag {tag!r} cannot be the name of a file: leave out the slash, or "
             "put folders into the path"
         )
-    if tag == "newest":
+    if tag == NEWEST:
         raise ValueError(
-            "smp.save_checkpoint: the tag 'newest' is the name of the file that says which checkpoint is the "
+            f"smp.save_checkpoint: the tag {tag!r} is the name of the file that says which checkpoint is the "
             "newest; give another"
         )
 

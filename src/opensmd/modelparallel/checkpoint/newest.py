@@ -15,8 +15,9 @@ from opensmd.modelparallel.checkpoint.names import pending_name
 from opensmd.modelparallel.checkpoint.seal import is_zip
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 
-__all__ = ["read_newest", "write_newest"]
+__all__ = ["NEWEST", "read_newest", "write_newest"]
 
+NEWEST = "newest"  # the file's name
 _PARTIAL = "_partial"
 _LONGEST = 4096  # bytes; anything longer is not a name
 
@@ -27,7 +28,7 @@ def write_newest(folder: Path, tag: str, *, partial: bool) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    path = folder / "newest"
+    path = folder / NEWEST
     aside = path.with_name(pending_name(path.name, uuid.uuid4().hex))
     try:
         with aside.open("w", encoding="utf-8") as file:
@@ -50,10 +51,10 @@ def read_newest(folder: Path, *, partial: bool) -> str:
         FileNotFoundError: no checkpoint was completed there.
         SMPCheckpointError: the file is damaged, or the newest checkpoint is of the other kind.
     """
-    path = folder / "newest"
+    path = folder / NEWEST
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} has no file 'newest', so no checkpoint was completed there; give a tag"
+            f"{folder} has no file {NEWEST!r}, so no checkpoint was completed there; give a tag"
         )
     tag, found = _from_torch(path) if is_zip(path) else _from_text(path)
     if found != partial:
