@@ -28,6 +28,7 @@ from torch.nn.utils import clip_grad, stateless
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 __all__ = [
+    "before_optimizer_steps",
     "compiled_where",
     "follow_class",
     "let_optimizers_ask",
@@ -138,6 +139,15 @@ def replaced_backward(
     return _Replaced([(torch.autograd, "backward", any_backward, plain_backward)])
 
 
+def before_optimizer_steps(check: Callable[[torch.optim.Optimizer], None]) -> Callable[[], None]:
+    """Call ``check(optimizer)`` before any optimizer's ``step`` from now on.
+
+    Returns:
+        A function that undoes this.
+    """
+    return register_optimizer_step_pre_hook(lambda optimizer, *_: check(optimizer)).remove
+
+
 def let_optimizers_ask(check: Callable[[torch.optim.Optimizer, str], None]) -> Callable[[], None]:
     """Call ``check(optimizer, name)`` before any optimizer's ``step`` or ``zero_grad`` from now on.
 
@@ -154,10 +164,10 @@ def let_optimizers_ask(check: Callable[[torch.optim.Optimizer, str], None]) -> C
         plain_zero_grad(self, *args, **kwargs)
 
     torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
-    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: check(optimizer, "optimizer.step"))
+    no_more_steps = before_optimizer_steps(lambda optimizer: check(optimizer, "optimizer.step"))
 
     def end() -> None:
-        handle.remove()
+        no_more_steps()
         torch.optim.Optimizer.zero_grad = plain_zero_grad  # type: ignore[method-assign]
 
     return end

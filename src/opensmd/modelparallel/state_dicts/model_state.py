@@ -20,7 +20,7 @@ from opensmd.modelparallel.compatibility.left_behind import require_trained
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
-from opensmd.modelparallel.redirection._torch_internals import let_optimizers_ask
+from opensmd.modelparallel.redirection._torch_internals import before_optimizer_steps, let_optimizers_ask
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.moves import Moves
 from opensmd.modelparallel.tensor_parallel.clipping import clip_by_whole_tensors
@@ -66,11 +66,8 @@ class ModelState(Moves):
         """Refuse ``name`` of an optimizer, wrapped or not, if it has parameters of this model.
 
         Raises:
-            SMPError: it has, and a step with several microbatches is running; or this is the step of a plain
-                optimizer, and the model has others in their places.
+            SMPError: it has, and a step with several microbatches is running.
         """
-        if name == "optimizer.step":
-            require_trained(optimizer, self.has_replaced)
         if self.running <= 1:  # the usual case: optimizers step between steps
             return
         own = {id(parameter) for parameter in self.get_module().parameters()}
@@ -128,6 +125,7 @@ class ModelState(Moves):
         self._make_common_parts_equal()
         if self.shards:
             state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
+        state.undoing.append(before_optimizer_steps(lambda each: require_trained(each, self.has_replaced)))
         # From now on: patching torch's class for each step alone would change it twice per step.
         state.undoing.append(let_optimizers_ask(self.require_other_parameters))
         self._load_what_waited()
