@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.ranks import heartbeat
+from tests.support.microbatch_threads import wait_until_microbatch_threads_end
 from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool
 
@@ -274,6 +275,7 @@ def interrupted() -> tuple[str, list[str]]:
         left = [name for name, each in model.named_modules() if "forward" in each.__dict__]
         over.set()
     signal.signal(signal.SIGINT, usual)
+    wait_until_microbatch_threads_end()
     return told, left
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
-import time
 import weakref
 from collections.abc import Callable
 
@@ -14,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.patience import PATIENCE
+from tests.support.microbatch_threads import wait_until_microbatch_threads_end
 from tests.support.ranks import RankPool
 
 
@@ -46,10 +44,7 @@ def nothing_is_left(measured: bool) -> None:
     gc.collect()
     kept = [tensor.shape for ref in seen if (tensor := ref()) is not None]
     assert not kept, kept
-    deadline = time.monotonic() + PATIENCE
-    while any(thread.name == "smp-microbatch" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, threading.enumerate()
-        time.sleep(0.01)
+    wait_until_microbatch_threads_end()
 
 
 @pytest.mark.parametrize("measured", [False, True])

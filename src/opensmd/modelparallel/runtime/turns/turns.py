@@ -98,6 +98,7 @@ class Turns:
         self._microbatches = microbatches
         self._runs: Sequence[Run] = ()
         self._left = count
+        self._over = False
         self._waits_in_place = policy.waits_in_place
         self._weight_work = weight_work
         self._record = record
@@ -161,6 +162,7 @@ class Turns:
         except BaseException as error:  # an interrupt of this thread, while another one has the turn
             self.error = self.error or error
         self._runs = ()  # they refer back to this object, and their memory should not wait for the collector
+        self._over = True  # first: an interrupted step may leave a thread that still runs, and is idle later
         for worker in self._idle:
             if worker is not self._main:
                 worker.task = None
@@ -194,7 +196,8 @@ class Turns:
         """Wake the chosen microbatch's thread, or give it one; None wakes the main thread at the end."""
         if chosen is None:
             self._main.task = None
-            self._main.wake.release()
+            with contextlib.suppress(RuntimeError):  # released already: two threads end an interrupted step
+                self._main.wake.release()
             return
         worker = self._workers[chosen]
         if worker is not None:  # its function's stack is there, so it cannot continue elsewhere
@@ -213,6 +216,8 @@ class Turns:
             worker.wake.acquire()
             while worker.task is not None:
                 self._work(worker, worker.task)
+                if self._over:
+                    return
                 worker.wake.acquire()
 
         def with_state() -> None:
