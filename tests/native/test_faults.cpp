@@ -58,6 +58,15 @@ TEST(killed_before, "a rank killed before a collective is named on all others, w
   for (const int i : {0, 2}) contains(ranks.message(i), {"Aborted", "barrier", "first cause", "rank 1", "died"});
 }
 
+TEST(another_program, "a rank that becomes another program is named on all others, though its process lives") {
+  Processes ranks(2, kLong, [](Group& group, Outcome&) {
+    sum(group, 10);
+    if (group.rank() == 1) execlp("sleep", "sleep", "2400", nullptr);
+    sum(group, 1000);
+  });
+  contains(ranks.message(0), {"PeerLost", "#2 on rank 0", "rank 1 has died", "has become another program"});
+}
+
 TEST(killed_inside, "a rank killed inside a collective, while another has not come yet, is noticed by those who wait") {
   Processes ranks(3, kLong, [](Group& group, Outcome& outcome) {
     sum(group, 10);

@@ -15,7 +15,8 @@ from opensmd.collectives import _torch_internals
 
 __all__ = ["MemberState", "Stall", "find_stall", "members", "missing_from", "stall_report"]
 
-_STILL = ("its process is stopped", "its process has died")  # of the states below
+# Of the states below.
+_STILL = ("its process is stopped", "its process has died", "its process has become another program")
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class MemberState:
 
     Attributes:
         rank: in the group.
-        state: "running", "its process is stopped", "its process has died", "has left the group", "has not
-            joined the group" or "in another pid namespace".
+        state: "running", "its process is stopped", "its process has died", "its process has become another
+            program", "has left the group", "has not joined the group" or "in another pid namespace".
         entered: the sequence number of the last collective that it entered, 0 for none.
         completed: that of the last one that it completed.
         last: a description of the entered one, such as "all_reduce(sum, float32, count=4096)"; empty for

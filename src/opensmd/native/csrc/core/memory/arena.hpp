@@ -57,6 +57,7 @@ struct alignas(kLine) Identity {
   std::atomic<Presence> presence;
   int32_t pid;
   uint64_t start_time;     // of the process, in clock ticks since boot: tells a reused pid
+  uint64_t start_stack;    // where the process's stack began, which exec changes
   uint64_t pid_namespace;  // pids mean nothing across namespaces
 };
 

@@ -23,9 +23,19 @@ namespace {
 struct ProcessStat {
   char state = '?';
   uint64_t start_time = 0;
+  uint64_t start_stack = 0;  // 0 also where this user may not know it
 };
 
-// Fields 3 and 22 of /proc/<pid>/stat; the command in field 2 may contain anything, so search for its last bracket.
+// Moves `field` on to the one of this number, and returns its value.
+uint64_t skip_to(int number, int& at, const char*& field) {
+  for (; at < number && field != nullptr; ++at) {
+    field = std::strchr(field, ' ');
+    if (field != nullptr) ++field;
+  }
+  return field == nullptr ? 0 : std::strtoull(field, nullptr, 10);
+}
+
+// Fields 3, 22 and 28 of /proc/<pid>/stat; the command in field 2 may contain anything, so search for its last bracket.
 ProcessStat read_stat(pid_t pid) {
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/%d/stat", static_cast<int>(pid));
@@ -41,11 +51,9 @@ ProcessStat read_stat(pid_t pid) {
   if (field == nullptr || field[1] != ' ') return stat;
   field += 2;
   stat.state = *field;
-  for (int skipped = 3; skipped < 22 && field != nullptr; ++skipped) {
-    field = std::strchr(field, ' ');
-    if (field != nullptr) ++field;
-  }
-  if (field != nullptr) stat.start_time = std::strtoull(field, nullptr, 10);
+  int at = 3;
+  stat.start_time = skip_to(22, at, field);
+  stat.start_stack = skip_to(28, at, field);
   return stat;
 }
 
@@ -62,6 +70,7 @@ const char* name_of(MemberState state) {
     case MemberState::Running: return "running";
     case MemberState::Stopped: return "its process is stopped";
     case MemberState::Dead: return "its process has died";
+    case MemberState::Replaced: return "its process has become another program";
     case MemberState::Left: return "has left the group";
     case MemberState::Unknown: return "in another pid namespace";
   }
@@ -75,7 +84,9 @@ Liveness::Liveness(Arena& arena, int rank)
   Presence presence = identity.presence.load();
   if (presence == Presence::Absent) {
     identity.pid = pid_;
-    identity.start_time = read_stat(pid_).start_time;
+    const ProcessStat own = read_stat(pid_);
+    identity.start_time = own.start_time;
+    identity.start_stack = own.start_stack;
     identity.pid_namespace = pid_namespace_;
     if (identity.presence.compare_exchange_strong(presence, Presence::Joined)) return;
   }
@@ -118,11 +129,17 @@ bool Liveness::dead(const Identity& identity, Peer& peer) const {
   return stat.state == 'Z' || stat.state == 'X' || (stat.start_time != 0 && stat.start_time != identity.start_time);
 }
 
+bool Liveness::replaced(const Identity& identity) {
+  const ProcessStat now = read_stat(identity.pid);
+  return now.start_time == identity.start_time && now.start_stack != 0 && identity.start_stack != 0 &&
+         now.start_stack != identity.start_stack;
+}
+
 bool Liveness::gone(int member) const {
   const Identity& identity = arena_.member(member).identity;
   if (identity.presence.load() != Presence::Joined || !same_pids(identity)) return false;
   std::lock_guard<std::mutex> lock(mutex_);
-  return dead(identity, peers_[static_cast<size_t>(member)]);
+  return dead(identity, peers_[static_cast<size_t>(member)]) || replaced(identity);
 }
 
 MemberState Liveness::state_of(int member) const {
@@ -133,7 +150,7 @@ MemberState Liveness::state_of(int member) const {
     case Presence::Joined: break;
   }
   if (!same_pids(identity)) return MemberState::Unknown;
-  if (gone(member)) return MemberState::Dead;
+  if (gone(member)) return replaced(identity) ? MemberState::Replaced : MemberState::Dead;
   const char state = read_stat(identity.pid).state;
   return state == 'T' || state == 't' ? MemberState::Stopped : MemberState::Running;
 }

@@ -19,7 +19,7 @@ class Liveness {
   Liveness& operator=(const Liveness&) = delete;
 
   MemberState state_of(int member) const;
-  bool gone(int member) const;  // dead; ignores mere stops, so it is cheap
+  bool gone(int member) const;  // dead or another program; ignores mere stops, so it is cheap
   void mark_left();
 
  private:
@@ -30,6 +30,7 @@ class Liveness {
   };
   bool same_pids(const Identity& identity) const;
   bool dead(const Identity& identity, Peer& peer) const;
+  static bool replaced(const Identity& identity);
 
   Arena& arena_;
   int rank_;

@@ -8,7 +8,7 @@
 
 namespace opensmd {
 
-enum class MemberState : uint8_t { NotJoined, Running, Stopped, Dead, Left, Unknown };
+enum class MemberState : uint8_t { NotJoined, Running, Stopped, Dead, Replaced, Left, Unknown };
 const char* name_of(MemberState state);
 
 // One line of the flight record. Times are CLOCK_MONOTONIC nanoseconds; end 0: still inside.
