@@ -12,6 +12,7 @@ from torch import nn
 
 import opensmd
 import smdistributed.modelparallel.torch as smp
+from opensmd.collectives import _torch_internals
 from opensmd.dataparallel import distributed as v1
 from tests.hosts.test_two_hosts import init_on, values
 from tests.support.ports import free_port
@@ -103,18 +104,32 @@ def test_plans_count_the_link_where_stages_are_on_two_hosts_and_the_placement_is
     assert [crossings for _, crossings in found] == [[(0, size, apart)]] * 4
 
 
-def run_without_an_interface() -> str:
-    """Rank 1's host has no interface of the name that it was given."""
+def run_without_a_way() -> tuple[str, str]:
+    """Rank 1's host has no interface of the name that it was given; then it reaches nobody."""
+
+    def no_route(*_: object) -> None:
+        raise RuntimeError("No route to host")
+
     rank = int(os.environ["RANK"])
     init_on("ab")
-    if rank == 1:
-        os.environ["GLOO_SOCKET_IFNAME"] = "nope0"
-    with pytest.raises(dist.DistBackendError) as raised:
-        dist.new_group()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+        with pytest.raises(dist.DistBackendError) as deaf:
+            dist.new_group()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(_torch_internals, "gloo_group", no_route)
+        with pytest.raises(dist.DistBackendError) as unconnected:
+            dist.new_group()
     dist.barrier()  # the other groups go on
-    return str(raised.value)
+    dist.barrier(dist.new_group())
+    return str(deaf.value), str(unconnected.value)
 
 
-def test_all_ranks_hear_at_once_of_one_that_cannot_listen() -> None:
-    for text in values(run_once(2, run_without_an_interface, backend=None)):
-        assert "rank 1 cannot listen for the others of Gloo, with GLOO_SOCKET_IFNAME='nope0' there:" in text
+def test_all_ranks_hear_at_once_of_one_that_cannot_listen_or_connect() -> None:
+    found = values(run_once(2, run_without_a_way, backend=None))
+    for deaf, _ in found:
+        assert "rank 1 cannot listen for the others of Gloo, with GLOO_SOCKET_IFNAME='nope0' there:" in deaf
+    assert "rank 1 failed: No route to host (connecting Gloo). This is rank 0" in found[0][1]
+    assert "No route to host (connecting Gloo; this is rank 1;" in found[1][1]

@@ -14,11 +14,13 @@ from datetime import timedelta
 from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistBackendError
+from torch.distributed import DistBackendError, get_world_size, is_initialized
 
+from opensmd.collectives.lookout import GIVEN_UP, Lookout, tell_failure, told_failure
 from opensmd.collectives.sealed import open_text, seal_text
 from opensmd.collectives.stores.address import where
 from opensmd.collectives.stores.deadlines import GRACE, call_within
+from opensmd.environment.siblings import ended_siblings
 
 __all__ = ["Exchange"]
 
@@ -80,9 +82,12 @@ class Exchange:
         def gather() -> list[str]:
             self._store.set(keys[self._rank], seal_text(keys[self._rank], text))  # type: ignore[arg-type]
             self._wait(topic, keys)
-            return [open_text(key, self._store.get(key)) for key in keys]
+            texts = [open_text(key, self._store.get(key)) for key in keys]
+            if GIVEN_UP in texts:
+                raise DistBackendError(self._in_vain(topic, told_failure(self._store, self._failed)))
+            return texts
 
-        return self.within(topic, gather)
+        return self.within(topic, gather, keys)
 
     def close(self, topic: str) -> None:
         """Say that this rank no longer reads the store; on position 0, wait until all have said so.
@@ -100,7 +105,7 @@ class Exchange:
             if self._rank == 0:
                 self._wait(topic, keys)
 
-        self.within(topic, leave)
+        self.within(topic, leave, keys)
 
     def meet(self, topic: str) -> None:
         """Wait until all have called this; position 0, whose process often serves the store, returns last.
@@ -114,7 +119,7 @@ class Exchange:
             self._store.set(keys[self._rank], "")
             self._wait(topic, keys)
 
-        self.within(topic, come)
+        self.within(topic, come, keys)
         self.close(f"{topic}-told")
 
     def meet_later(self, topic: str) -> None:
@@ -126,14 +131,20 @@ class Exchange:
         self._end = time.monotonic() + self._timeout
         self.meet(topic)
 
-    def within(self, topic: str, work: Callable[[], Result]) -> Result:
+    def within(self, topic: str, work: Callable[[], Result], awaited: Sequence[str] = ()) -> Result:
         """Return the result of ``work``, which uses the group's store, within the remaining time.
 
+        Args:
+            topic: what it is, for messages.
+            work: must not hold the store's lock while it waits for other members, except for awaited keys.
+            awaited: the keys that it waits for.
+
         Raises:
-            DistBackendError: the store did not answer, or torch could not do the work.
+            DistBackendError: the store did not answer, torch could not do the work, or another member failed
+                meanwhile.
         """
         try:
-            return call_within(self._left() + GRACE, work)
+            return call_within(self._left() + GRACE, work, self._lookout(topic, awaited))
         except TimeoutError:
             raise DistBackendError(
                 f"{self._making()}: {where(self._store)} did not answer within {self._timeout:g} s "
@@ -144,16 +155,43 @@ class Exchange:
             self._part()
             raise
         except RuntimeError as error:
-            self._part()
+            self._part(f"rank {self.rank} failed: {_first_line(error)} ({topic})")
             raise DistBackendError(
                 f"{self._making()}: {_first_line(error)} ({self._at(topic)}; {where(self._store)}). If a "
                 "process of the job has ended, the cause is in its output."
             ) from error
 
-    def _part(self) -> None:
-        """Let position 0, whose process often serves the store, wait briefly for others that fail, too.
+    def _lookout(self, topic: str, awaited: Sequence[str]) -> Callable[[], None] | None:
+        """Return what sees that ``topic`` takes long in vain; None before members know their generation."""
+        if not self.generation:
+            return None
+        lookout = Lookout(self._store, self._failed, awaited, self._never_come)
 
-        Its script will end, and without the store the others could not say what was wrong.
+        def look() -> None:
+            if why := lookout.look():
+                raise DistBackendError(self._in_vain(topic, why))
+
+        return look
+
+    def _never_come(self, missing: Sequence[str]) -> str:
+        """Return why keys will never be set: ranks that should have set them have ended."""
+        ranks = [self._ranks[int(key.rpartition("/")[2])] for key in missing]
+        world_size = get_world_size() if is_initialized() else len(self._ranks)
+        ended = ended_siblings(ranks, self.rank, world_size)
+        if not ended:
+            return ""
+        self._missing = ended
+        they = "its process" if len(ended) == 1 else "their processes"
+        return f"{_named(ended)} {'has' if len(ended) == 1 else 'have'} died ({they} ended before joining)"
+
+    def _in_vain(self, topic: str, why: str) -> str:
+        return f"{self._making()}: {why}. This is rank {self.rank}, in: {topic}"
+
+    def _part(self, why: str = "") -> None:
+        """Say why this rank has failed, if the others cannot know.
+
+        Position 0, whose process often serves the store, then waits briefly for others that fail, too: its
+        script will end, and without the store the others could not say what was wrong.
         """
         if not self.generation:
             return
@@ -161,6 +199,8 @@ class Exchange:
         others = [key for place, key in enumerate(keys) if self._ranks[place] not in self._missing]
 
         def leave() -> None:
+            if why:
+                tell_failure(self._store, self._failed, why)
             self._store.set(keys[self._rank], "")
             if self._rank == 0:
                 self._store.wait(others, timedelta(seconds=PARTING))
@@ -170,6 +210,10 @@ class Exchange:
 
     def _left(self) -> float:
         return max(min(LEAST, self._timeout), self._end - time.monotonic())
+
+    @property
+    def _failed(self) -> str:
+        return f"opensmd/{self.generation}/failed"
 
     def _keys(self, topic: str) -> list[str]:
         return [f"opensmd/{self.generation}/{topic}/{place}" for place in range(len(self._ranks))]

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from opensmd.environment import variables
+from opensmd.environment import siblings, variables
 from opensmd.launch import affinity, torch_import
 from opensmd.launch.output import reports
 from opensmd.launch.script import check_script, find_program
@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         faulthandler.enable()
     variables.fill()
     if under_smdrun:
+        _note_process()
         os.environ["SMDRUN_STORE"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         _speak_as_mpirun()
     if options.bind:
@@ -147,7 +148,7 @@ def _report(error: Exception, *, of_rank: bool) -> None:
 
 def _leave_report(error: BaseException, trace: TracebackType | None = None) -> bool:
     """Write the report file that the launcher asked for; return False if there is none."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    path = os.environ.get(siblings.REPORT, "")
     try:
         if path:
             reports.write(Path(path), error, trace, reports.own_rank(os.environ))
@@ -156,9 +157,16 @@ def _leave_report(error: BaseException, trace: TracebackType | None = None) -> b
     return bool(path)
 
 
+def _note_process() -> None:
+    """Let ranks that wait for this one see its end; replicas start again one by one, under other numbers."""
+    if siblings.REPORT in os.environ and "SMDRUN_REPLICAS" not in os.environ:
+        with contextlib.suppress(OSError):
+            siblings.note_process(int(os.environ["WORLD_SIZE"]))
+
+
 def _note_end() -> None:
     """Tell the launcher when this rank had finished its work, in case others fail later."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    path = os.environ.get(siblings.REPORT, "")
     with contextlib.suppress(OSError):
         if path and os.environ.get(LAUNCHER) == str(os.getppid()):
             reports.write_end(Path(path))

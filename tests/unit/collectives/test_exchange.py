@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
-from torch.distributed import HashStore
+import pytest
+from torch.distributed import DistBackendError, HashStore
 
 from opensmd.collectives.exchange import Exchange
+from opensmd.environment import siblings
 from tests.support.patience import PATIENCE
 
 
@@ -41,3 +46,19 @@ def test_nobody_leaves_a_meeting_before_all_have_come() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(one, range(4))) == [4] * 4
+
+
+def test_a_rank_of_smdrun_that_ended_before_it_joined_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (1, 0):
+        (tmp_path / str(rank)).mkdir()
+        monkeypatch.setenv(siblings.REPORT, str(tmp_path / str(rank) / "error.json"))
+        siblings.note_process(world_size=2)
+    note = tmp_path / "1" / "process"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    note.write_text(note.read_text().replace(f"{os.getpid()} ", f"{ended.pid} "))
+    exchange = Exchange(HashStore(), 0, (0, 1), timeout=timedelta(seconds=PATIENCE), group="g")
+    with pytest.raises(DistBackendError, match=r": rank 1 has died \(its process ended before joining\)"):
+        exchange.meet("here")

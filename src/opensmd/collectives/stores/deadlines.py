@@ -14,21 +14,26 @@ from typing import TypeVar
 __all__ = ["GRACE", "call_within"]
 
 GRACE = 1.0  # seconds after its own timeout within which a working store reports what happened
+LOOK_EVERY = 0.25  # seconds
 
 Result = TypeVar("Result")
 
 
-def call_within(seconds: float, call: Callable[[], Result]) -> Result:
+def call_within(seconds: float, call: Callable[[], Result], look: Callable[[], None] | None = None) -> Result:
     """Return or raise what ``call`` does; it runs in its own thread.
 
     Args:
         seconds: how long to wait. A call that takes longer is abandoned, with all it holds.
         call: must release the GIL when it blocks.
+        look: is called again and again while ``call`` takes long, in another thread. What it raises is raised
+            here, and the call abandoned.
 
     Raises:
         TimeoutError: it did not return in time.
     """
     answer: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
+
+    over = threading.Event()
 
     def run() -> None:
         try:
@@ -36,11 +41,21 @@ def call_within(seconds: float, call: Callable[[], Result]) -> Result:
         except BaseException as error:
             answer.put((None, error))
 
-    threading.Thread(target=run, daemon=True, name="opensmd-call").start()
+    def look_out() -> None:
+        try:
+            while look is not None and not over.wait(LOOK_EVERY):
+                look()
+        except BaseException as error:
+            answer.put((None, error))
+
+    for function in (run,) if look is None else (run, look_out):
+        threading.Thread(target=function, daemon=True, name="opensmd-call").start()
     try:
         result, error = answer.get(timeout=max(0.0, seconds))
     except queue.Empty:
         raise TimeoutError(f"no answer within {seconds:g} s") from None
+    finally:
+        over.set()
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
