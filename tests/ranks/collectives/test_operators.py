@@ -19,6 +19,22 @@ def own(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tens
     return (torch.arange(count) % 5 + rank).to(dtype)
 
 
+def run_lazy() -> None:
+    """Tensors that torch conjugates or negates only when something reads them."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    calls: Any = Operators()
+    for dtype, lazy in ((torch.complex64, torch.conj), (torch.float32, torch._neg_view)):
+        values = own(rank, size, dtype) * (1 + 2j if dtype.is_complex else 1)
+        expected = lazy(values).clone()
+        dist.all_reduce(expected)
+        given = lazy(values.clone())
+        calls.all_reduce_(given, "sum")
+        assert (given.is_conj() or given.is_neg()) and torch.equal(given, expected)
+        whole = lazy(torch.empty(size * size, dtype=dtype))
+        calls.all_gather_into_(whole, lazy(values))
+        assert torch.equal(whole.view(size, size)[rank], lazy(values))
+
+
 class Operators:
     """torch.ops.opensmd with the interface of opensmd.direct."""
 
@@ -123,7 +139,7 @@ def run_direct_wrong() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [run_operators, run_direct, run_compiled, run_wrong, run_direct_wrong],
+    [run_operators, run_direct, run_lazy, run_compiled, run_wrong, run_direct_wrong],
     ids=lambda case: case.__name__,
 )
 def test_operators_and_direct_calls_do_what_the_functions_of_torch_distributed_do(

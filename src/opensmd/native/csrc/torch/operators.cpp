@@ -17,25 +17,40 @@ BackendPtr backend_of(c10::string_view group, const at::Tensor& tensor) {
   return c10d::resolve_process_group(std::string(group))->getBackend(tensor.device().type());
 }
 
+bool is_lazy(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
+at::Tensor resolved(const at::Tensor& tensor) { return is_lazy(tensor) ? tensor.resolve_conj().resolve_neg() : tensor; }
+
+// Calls `write` with `output`, or with a copy whose bytes are its values where it is lazily conjugated or negated.
+template <typename Write>
+void into(const at::Tensor& output, Write write) {
+  const at::Tensor values = resolved(output);
+  write(values);
+  if (is_lazy(output)) output.copy_(values);
+}
+
 void all_reduce_(at::Tensor tensor, c10::string_view op, c10::string_view group) {
-  direct_all_reduce(*backend_of(group, tensor), tensor, op);
+  into(tensor, [&](const at::Tensor& values) { direct_all_reduce(*backend_of(group, tensor), values, op); });
 }
 
 void broadcast_(at::Tensor tensor, int64_t root, c10::string_view group) {
-  direct_broadcast(*backend_of(group, tensor), tensor, root);
+  into(tensor, [&](const at::Tensor& values) { direct_broadcast(*backend_of(group, tensor), values, root); });
 }
 
 void all_gather_into_(at::Tensor output, at::Tensor input, c10::string_view group) {
-  direct_all_gather(*backend_of(group, input), output, input);
+  into(output, [&](const at::Tensor& all) { direct_all_gather(*backend_of(group, input), all, resolved(input)); });
 }
 
 void reduce_scatter_into_(at::Tensor output, at::Tensor input, c10::string_view op, c10::string_view group) {
-  direct_reduce_scatter(*backend_of(group, input), output, input, op);
+  into(output, [&](const at::Tensor& own) { direct_reduce_scatter(*backend_of(group, input), own, resolved(input), op); });
 }
 
 void all_to_all_into_(at::Tensor output, at::Tensor input, c10::string_view group) {
-  direct_all_to_all(*backend_of(group, input), output, input);
+  into(output, [&](const at::Tensor& all) { direct_all_to_all(*backend_of(group, input), all, resolved(input)); });
 }
+
+constexpr const char* kNames[] = {"all_reduce_", "broadcast_", "all_gather_into_", "reduce_scatter_into_",
+                                  "all_to_all_into_"};
 
 TORCH_LIBRARY(opensmd, library) {
   library.def("all_reduce_(Tensor(a!) tensor, str op, str group) -> ()");
@@ -51,6 +66,15 @@ TORCH_LIBRARY_IMPL(opensmd, CompositeExplicitAutograd, library) {
   library.impl("all_gather_into_", all_gather_into_);
   library.impl("reduce_scatter_into_", reduce_scatter_into_);
   library.impl("all_to_all_into_", all_to_all_into_);
+}
+
+// torch's own fallback for lazy tensors cannot call operators that return nothing.
+TORCH_LIBRARY_IMPL(opensmd, Conjugate, library) {
+  for (const char* name : kNames) library.impl(name, torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(opensmd, Negative, library) {
+  for (const char* name : kNames) library.impl(name, torch::CppFunction::makeFallthrough());
 }
 
 // While torch.compile traces, tensors have no data: nothing happens, since nothing is returned.
