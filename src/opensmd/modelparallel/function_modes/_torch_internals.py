@@ -1,4 +1,4 @@
-"""A thread's stack of function modes, which only private functions of torch can change.
+"""A thread's stacks of function modes and dispatch modes, which only private functions of torch can change.
 
 A mode that a script has entered must not be entered again, because its object remembers the previous state.
 """
@@ -6,12 +6,15 @@ A mode that a script has entered must not be entered again, because its object r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
+from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["WithoutDefaultDevice", "WithoutMode", "function_modes", "on_stack"]
+__all__ = ["WithoutDefaultDevice", "WithoutMode", "dispatch_modes", "function_modes", "on_stack"]
 
 # Every intercepted call goes through these.
 _stack_height = torch._C._len_torch_function_stack
@@ -82,11 +85,21 @@ def function_modes() -> list[torch.overrides.TorchFunctionMode]:
     return list(torch.overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
+def dispatch_modes() -> list[TorchDispatchMode]:
+    """Return the dispatch modes of this thread, outermost first."""
+    if not torch._C._len_torch_dispatch_stack():
+        return []
+    return _python_dispatch._get_current_dispatch_mode_stack()
+
+
 @contextlib.contextmanager
-def on_stack(mode: torch.overrides.TorchFunctionMode) -> Iterator[None]:
+def on_stack(mode: torch.overrides.TorchFunctionMode | TorchDispatchMode) -> Iterator[None]:
     """Apply another thread's modes in this one without entering them, which would change the objects."""
-    _push_mode(mode)
+    dispatches = isinstance(mode, TorchDispatchMode)
+    push: Callable[[Any], None] = _python_dispatch._push_mode if dispatches else _push_mode
+    pop: Callable[[], Any] = _python_dispatch._pop_mode if dispatches else _pop_mode
+    push(mode)
     try:
         yield
     finally:
-        _pop_mode()
+        pop()

@@ -8,15 +8,18 @@ from typing import NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opensmd.modelparallel._torch_internals import any_autocast
-from opensmd.modelparallel.function_modes._torch_internals import function_modes, on_stack
+from opensmd.modelparallel.function_modes._torch_internals import dispatch_modes, function_modes, on_stack
 
 __all__ = ["ThreadState", "without_autocast"]
 
 
 class ThreadState(NamedTuple):
-    """Gradient and inference mode, autocast and function modes (such as a default device), CUDA's stream.
+    """Gradient and inference mode, autocast, function and dispatch modes, CUDA's stream.
+
+    A default device is a function mode, and a counter of operations a dispatch mode.
 
     The stream also determines the current device; new threads would start with the first.
     """
@@ -25,7 +28,7 @@ class ThreadState(NamedTuple):
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
     cache: bool
-    modes: tuple[TorchFunctionMode, ...]
+    modes: tuple[TorchFunctionMode | TorchDispatchMode, ...]
     stream: torch.cuda.Stream | None
 
     @classmethod
@@ -43,7 +46,7 @@ class ThreadState(NamedTuple):
             if any_autocast()
             else (),
             cache=torch.is_autocast_cache_enabled(),
-            modes=tuple(function_modes()),
+            modes=(*function_modes(), *dispatch_modes()),
             stream=_stream(),
         )
 

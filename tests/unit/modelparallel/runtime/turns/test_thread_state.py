@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opensmd.modelparallel.runtime.turns.thread_state import ThreadState
 
@@ -29,6 +30,15 @@ class Doubling(TorchFunctionMode):
         """Of sums alone."""
         result = func(*args, **(kwargs or {}))
         return 2 * result if func is torch.Tensor.sum else result
+
+
+class Tripling(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
+    """Says that every sum is three times as much, as a counter of operations sees them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Of sums alone."""
+        result = func(*args, **(kwargs or {}))
+        return 3 * result if func is torch.ops.aten.sum.default else result
 
 
 def observed() -> tuple[Any, ...]:
@@ -53,6 +63,7 @@ def observed() -> tuple[Any, ...]:
         (lambda: torch.autocast("cpu", dtype=torch.float16, cache_enabled=False),),
         (lambda: torch.device("meta"),),
         (Doubling, torch.no_grad),
+        (Doubling, Tripling),
     ],
 )
 def test_another_thread_finds_the_same_modes_and_loses_them_again(modes: tuple[Any, ...]) -> None:
