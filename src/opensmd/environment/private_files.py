@@ -50,7 +50,7 @@ def _places(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
         here = here.parent if part == ".." else here / part
         try:
             status = here.lstat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         yield here, status, not ahead
         if ahead and stat.S_ISLNK(status.st_mode):
@@ -93,7 +93,7 @@ def make_folder(path: Path) -> None:
         OSError: it cannot be created.
     """
     for folder in reversed([path, *path.parents]):
-        if not folder.exists():
+        if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -135,6 +135,8 @@ def private_folder(wanted: Path) -> Path:
 def _cannot_be_made(folder: Path) -> str | None:
     try:
         make_folder(folder)
+    except FileExistsError as error:
+        return f"{error.filename} is a file"
     except OSError as error:
         return f"it cannot be made ({error.strerror})"
     return None

@@ -11,8 +11,10 @@ import atexit
 import os
 import select
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BufferedWriter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,8 +51,7 @@ def recorder(rank: int) -> Recorder | None:
             groups.
 
     Raises:
-        OSError: the folder cannot be written.
-        ValueError: something else has written a file of this rank's name.
+        ValueError: the folder cannot be written, or something else has written a file of this rank's name.
     """
     folder = os.environ.get(VARIABLE)
     if folder and not _of_process:
@@ -70,15 +71,15 @@ class Recorder:
         alarm: a descriptor; a byte written to it makes the recorder look at once.
 
     Raises:
-        OSError, ValueError: as in :func:`recorder`.
+        ValueError: as in :func:`recorder`.
+
+    Warns:
+        RuntimeWarning: the file cannot be written any more, as on a full disk.
     """
 
     def __init__(self, folder: Path, *, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"rank-{rank}.events"
-        if path.exists():
-            require_own(path, BEGINNING)
-        self._file = path.open("wb")
+        self._path = folder / f"rank-{rank}.events"
+        self._file = _opened(self._path)
         self._file.write(begin_frame(rank, boot_id(), wall_clock_offset()))  # the clock is the machine's
         self._pid = os.getpid()
         # Steps in order, and before the first that needs it, what a plan expects.
@@ -134,7 +135,19 @@ class Recorder:
                     self._collect()
 
     def _collect(self) -> None:
-        """Write what is new."""
+        """Write what is new; if that fails, warn, and throw it away from then on."""
+        try:
+            self._write_new()
+        except OSError as error:
+            self._file.raw.close()  # closing the file itself would write its buffer
+            self._file = _opened(Path(os.devnull))
+            warnings.warn(
+                f"this rank's timeline ends here: {self._path} cannot be written ({error.strerror})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _write_new(self) -> None:
         for source in self._sources:
             for frame in source():
                 if self._events > MOST:
@@ -151,3 +164,14 @@ class Recorder:
             else:
                 expected, stretches = step
                 yield Frame(step_frame(expected, stretches), len(stretches))
+
+
+def _opened(path: Path) -> BufferedWriter:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            require_own(path, BEGINNING)
+        return path.open("wb")
+    except OSError as error:
+        why = "a file has its name" if isinstance(error, FileExistsError) else error.strerror
+        raise ValueError(f"{VARIABLE}={str(path.parent)!r}: cannot write to that folder: {why}") from error

@@ -228,6 +228,8 @@ def full_checkpoint_with_an_optimizer(folder: Path) -> None:
             smp.save_checkpoint(None, "plain", model=model)
         with pytest.raises(TypeError, match=r"the tag 7 must be a text, such as '7'"):
             smp.save_checkpoint(str(folder), 7, model=model)
+        with pytest.raises(ValueError, match=r"'xxxx.* has 201 bytes; give one of at most 200,"):
+            smp.save_checkpoint(str(folder), 201 * "x", model=model)
 
 
 def test_a_full_checkpoint_has_the_optimizer_in_a_file_of_its_own(pool: Pools, tmp_path: Path) -> None:

@@ -90,3 +90,11 @@ def test_only_a_file_is_opened_and_nothing_is_cut_off(home: Path) -> None:
     for name in ("link", "pipe"):
         with pytest.raises(OSError):
             open_own(home / name)
+
+
+def test_a_file_where_a_folder_should_be_is_said_before_anything_is_written(home: Path) -> None:
+    (home / "file").write_text("")
+    for folder in (home / "file", home / "file" / "below"):
+        assert who_else_can_change(folder) is None
+        with pytest.raises(FileExistsError, match=r"/file'$"):
+            make_folder(folder)

@@ -46,6 +46,24 @@ def test_a_file_of_something_else_is_not_written_over(
     Recorder(tmp_path, rank=1).close()  # of an earlier job
 
 
+@pytest.mark.parametrize("inside", ["", "below"])
+def test_a_folder_that_cannot_be_made_is_named_with_the_variable(inside: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=rf"{VARIABLE}='{tmp_path}/file.*cannot write to that folder"):
+        Recorder(tmp_path / "file" / inside, rank=0)
+
+
+def test_on_a_full_disk_the_timeline_ends_with_a_warning_and_the_job_goes_on(tmp_path: Path) -> None:
+    writer = Recorder(tmp_path, rank=0)
+    writer.paused = True
+    with writer._lock:
+        writer._file.close()
+        writer._file = module._opened(Path("/dev/full"))
+    writer.add_step(steps(2), NOTHING_EXPECTED)
+    with pytest.warns(RuntimeWarning, match=r"timeline ends here: .*rank-0\.events .*No space left"):
+        writer.close()
+
+
 def steps(count: int) -> list[Stretch]:
     return [(index, "forward", 10 * index, 10 * index + 5) for index in range(count)]
 

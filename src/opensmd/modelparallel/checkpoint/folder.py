@@ -37,6 +37,8 @@ __all__ = ["resume_from_checkpoint", "save_checkpoint"]
 
 Wrapped = TypeVar("Wrapped")
 
+_LONGEST_TAG = 200  # bytes; the names of temporary files add up to 50, and file systems take 255
+
 
 def save_checkpoint(
     path: str,
@@ -240,10 +242,15 @@ def _load_into_wrapped(model_dict: Any, optimizer_dict: Any, *, strict: bool) ->
 def _require_name(tag: object) -> None:
     if not isinstance(tag, str):
         raise TypeError(f"smp.save_checkpoint: the tag {tag!r} must be a text, such as {str(tag)!r}")
-    if "/" in tag or tag in ("", ".", ".."):
+    if {"/", "\0"} & set(tag) or tag in ("", ".", ".."):
         raise ValueError(
-            f"smp.save_checkpoint: the tag {tag!r} cannot be the name of a file: leave out the slash, or "
-            "put folders into the path"
+            f"smp.save_checkpoint: the tag {tag!r} cannot be the name of a file: leave out slashes and null "
+            "characters, or put folders into the path"
+        )
+    if (size := len(os.fsencode(tag))) > _LONGEST_TAG:
+        raise ValueError(
+            f"smp.save_checkpoint: the tag {tag[:20]!r}… has {size} bytes; give one of at most "
+            f"{_LONGEST_TAG}, because it is part of files' names"
         )
     if tag == NEWEST:
         raise ValueError(

@@ -70,7 +70,7 @@ class Offloading:
         folder: where CPU activations are written.
 
     Raises:
-        ValueError: there is no such folder.
+        ValueError: there is no such folder, or this process may not write there.
 
     Attributes:
         count: how many tensors have been offloaded.
@@ -79,6 +79,8 @@ class Offloading:
     def __init__(self, horizon: int, folder: str) -> None:
         if not Path(folder).is_dir():
             raise ValueError(f"OPENSMD_OFFLOAD_DIR={folder!r}: there is no such folder")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(f"OPENSMD_OFFLOAD_DIR={folder!r}: this process may not write there")
         self.count = 0
         self._under_way = horizon - 1
         self._folder = folder
