@@ -15,6 +15,8 @@ from pathlib import Path
 __all__ = [
     "allowed_cpus",
     "chosen_by_user",
+    "cores_at_once",
+    "cpu_quota",
     "crowding",
     "local_cores",
     "physical_cores",
@@ -24,6 +26,8 @@ __all__ = [
 ]
 
 _OPENMP_AFFINITY = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's own, by version 2 of control groups
 
 CROWD = 8  # ranks per core; more are hardly intended
 
@@ -53,9 +57,23 @@ def physical_cores(cpus: Iterable[int], siblings: Mapping[int, tuple[int, ...]])
     return sorted(cores)
 
 
-def threads_per_rank(cores: Cores, local_size: int) -> int:
-    """Return how many threads a rank should compute with: one per physical core, at least one."""
-    return max(1, len(cores) // local_size)
+def cores_at_once(cores: Cores, quota: float | None) -> int:
+    """Return on how many cores processes may compute at the same time, at least one."""
+    return max(1, len(cores) if quota is None else min(len(cores), int(quota)))
+
+
+def cpu_quota(path: Path = _QUOTA) -> float | None:
+    """Return how many cpus' worth of time this control group may use; None without a limit."""
+    try:
+        quota, period = path.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def threads_per_rank(cores: int, local_size: int) -> int:
+    """Return how many threads a rank should compute with: one per core that it may use, at least one."""
+    return max(1, cores // local_size)
 
 
 def crowding(cores: Cores, local_size: int) -> str | None:

@@ -89,8 +89,9 @@ def _check_replicas(replicas: int | None, ranks: int, nnodes: int) -> None:
 
 
 def default_ranks(device: str) -> int:
-    """Return one rank per GPU; without GPUs, one per physical core, at most 8."""
-    return gpu_count(device) or min(MOST_RANKS, len(affinity.local_cores()))
+    """Return one rank per GPU; without GPUs, one per physical core that may be used at once, at most 8."""
+    at_once = affinity.cores_at_once(affinity.local_cores(), affinity.cpu_quota())
+    return gpu_count(device) or min(MOST_RANKS, at_once)
 
 
 def gpu_count(device: str) -> int:

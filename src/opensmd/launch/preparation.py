@@ -43,7 +43,8 @@ def prepare(options: Options) -> None:
     cores = affinity.local_cores()
     if crowding := affinity.crowding(cores, options.ranks):
         print(f"smdrun: {crowding}", file=sys.stderr)
-    threads = affinity.threads_per_rank(cores, options.ranks)
+    at_once = affinity.cores_at_once(cores, affinity.cpu_quota())
+    threads = affinity.threads_per_rank(at_once, options.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.update(allocator.keeping_memory(os.environ))
     _build_once()

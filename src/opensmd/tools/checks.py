@@ -130,25 +130,18 @@ def check_cores() -> Finding:
     """The number of cores this process may use, by mask and by quota."""
     cpus, cores = affinity.allowed_cpus(), affinity.local_cores()
     text = f"{_count(len(cores), 'core')}, {len(cpus)} of {_count(os.cpu_count() or 1, 'cpu')} allowed"
-    quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
+    quota = affinity.cpu_quota()
     if quota is not None and quota < len(cpus):
         most = _count(max(1, int(quota)), "rank")
-        mend = f"use at most {most} or as many threads, or raise the quota (docker run --cpus)"
+        mend = (
+            f"use at most {most} or as many threads, as smdrun does, or raise the quota (docker run --cpus)"
+        )
         return Finding(
             "cores", "note", f"{text}, but the container may use {quota:g} of them at a time", mend
         )
     if len(cores) < 2:
         return Finding("cores", "note", text, "two ranks will share one core")
     return Finding("cores", "good", text)
-
-
-def cpu_quota(path: Path) -> float | None:
-    """Return how many cpus' worth of time a control group may use; None without a limit."""
-    try:
-        quota, period = path.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def check_threads(environ: Mapping[str, str] = os.environ) -> Finding:

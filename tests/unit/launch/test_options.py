@@ -45,9 +45,12 @@ def test_mp_parameters_are_read_as_json() -> None:
     assert read(mp_parameters='{"microbatches": 4}').mp_parameters == {"microbatches": 4}
 
 
-@pytest.mark.parametrize(("cores", "ranks"), [(3, 3), (64, options.MOST_RANKS)])
+@pytest.mark.parametrize(
+    ("cores", "quota", "ranks"), [(3, None, 3), (64, None, options.MOST_RANKS), (64, 2.0, 2)]
+)
 def test_without_a_number_there_is_a_rank_for_each_core_as_many_as_a_container_has_at_most(
-    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, ranks: int
 ) -> None:
     monkeypatch.setattr(options.affinity, "local_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(options.affinity, "cpu_quota", lambda: quota)
     assert read(ranks=None).ranks == ranks

@@ -40,7 +40,7 @@ def test_what_keeps_the_core_from_being_built_is_said_once(
 def test_one_core_is_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.affinity, "local_cores", lambda: [[0]])
     monkeypatch.setattr(checks.affinity, "allowed_cpus", lambda: [0])
-    monkeypatch.setattr(checks, "cpu_quota", lambda path: None)
+    monkeypatch.setattr(checks.affinity, "cpu_quota", lambda: None)
     assert checks.check_cores().text.startswith("1 core, 1 of ")
 
 
@@ -54,15 +54,6 @@ def test_a_missing_and_a_small_shared_memory_are_noticed(
     assert "--shm-size" in small.mend
     monkeypatch.setattr(checks, "ENOUGH_SHM", 1)
     assert checks.check_shm(str(tmp_path)).state == "good"
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("max 100000", None), ("150000 100000", 1.5), ("nonsense", None), (None, None)]
-)
-def test_a_containers_quota_is_read(text: str | None, cpus: float | None, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "cpu.max").write_text(text)
-    assert checks.cpu_quota(tmp_path / "cpu.max") == cpus
 
 
 def test_thread_settings_are_told() -> None:
