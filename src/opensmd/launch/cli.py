@@ -195,6 +195,7 @@ def _on_hosts(context: click.Context, options: dict[str, Any]) -> HostsJob | Non
         raise click.UsageError("--hosts and --hostfile both say where to run; give one of them")
     try:
         hosts = parse_list(listed) if listed else parse_file(file.read_text(), str(file))
+        option_values.require_command("--ssh", ssh)
         JobSecret.from_environment()
     except (ValueError, OSError) as error:
         raise click.UsageError(str(error)) from None

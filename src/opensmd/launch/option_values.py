@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 
 import click
 from click.core import ParameterSource
 
-__all__ = ["given", "hosts", "ranks", "with_hyphens"]
+__all__ = ["given", "hosts", "ranks", "require_command", "with_hyphens"]
 
 
 def with_hyphens(name: str) -> str:
@@ -45,6 +46,20 @@ def given(context: click.Context, *, leave_out: Collection[str]) -> list[str]:
         for one in value if option.multiple else [value]:
             words += [option.opts[0], str(one)]
     return words
+
+
+def require_command(option: str, text: str) -> None:
+    """Check that a shell would find a command in the text.
+
+    Raises:
+        ValueError: it is empty, or has a quotation mark without the other.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {text!r} is no command: {error}") from None
+    if not words:
+        raise ValueError(f"{option} {text!r} is no command: give one that reaches a host, such as ssh")
 
 
 def _positive(text: str) -> int:

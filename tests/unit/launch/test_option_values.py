@@ -6,6 +6,7 @@ import click
 import pytest
 
 from opensmd.launch.cli import main
+from opensmd.launch.option_values import require_command
 
 POD = {
     "PET_NNODES": "2",
@@ -70,3 +71,9 @@ def test_what_smdrun_cannot_take_of_torchrun_is_refused(
 ) -> None:
     with pytest.raises(click.UsageError, match=why):
         options(monkeypatch, **{name: text})
+
+
+@pytest.mark.parametrize("text", ["", " ", "ssh 'x"])
+def test_what_is_no_command_is_refused_before_a_host_is_taken_for_one(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--ssh .* is no command"):
+        require_command("--ssh", text)

@@ -7,13 +7,24 @@ stop the launcher, because ranks wait forever once nobody empties their pipes.
 from __future__ import annotations
 
 import os
+import select
 import sys
-from io import TextIOWrapper
-from typing import TextIO
+from io import BufferedWriter, FileIO, TextIOWrapper
+from types import NoneType
+from typing import Any, TextIO
 
-__all__ = ["prepare", "put"]
+__all__ = ["patient", "prepare", "put"]
 
 _STANDARD = 3  # descriptors 0, 1 and 2
+
+
+class _Patient(FileIO):
+    """Waits for room also in a pipe or terminal that another process has made non-blocking."""
+
+    def write(self, data: Any, /) -> int:
+        while (written := super().write(data)) is None:
+            select.select([], [self], [])
+        return written
 
 
 def prepare() -> None:
@@ -22,11 +33,14 @@ def prepare() -> None:
         os.set_inheritable(opened, True)
     os.close(opened)
     for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w", closefd=False))
-        stream = getattr(sys, name)
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+        if type(getattr(sys, name)) in (TextIOWrapper, NoneType):  # otherwise it is replaced, as in a test
+            setattr(sys, name, patient(number))
+
+
+def patient(number: int) -> TextIO:
+    """Return a stream for a descriptor that takes every byte, and waits where there is no room."""
+    binary = BufferedWriter(_Patient(number, "w", closefd=False))
+    return TextIOWrapper(binary, encoding="utf-8", errors="surrogateescape", line_buffering=True)
 
 
 def put(out: TextIO, text: str) -> OSError | None:
