@@ -131,5 +131,5 @@ def test_all_ranks_hear_at_once_of_one_that_cannot_listen_or_connect() -> None:
     found = values(run_once(2, run_without_a_way, backend=None))
     for deaf, _ in found:
         assert "rank 1 cannot listen for the others of Gloo, with GLOO_SOCKET_IFNAME='nope0' there:" in deaf
-    assert "rank 1 failed: No route to host (connecting Gloo). This is rank 0" in found[0][1]
+    assert "rank 1 failed: No route to host (connecting Gloo). This is rank 0." in found[0][1]
     assert "No route to host (connecting Gloo; this is rank 1;" in found[1][1]

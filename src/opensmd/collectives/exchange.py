@@ -84,7 +84,7 @@ class Exchange:
             self._wait(topic, keys)
             texts = [open_text(key, self._store.get(key)) for key in keys]
             if GIVEN_UP in texts:
-                raise DistBackendError(self._in_vain(topic, told_failure(self._store, self._failed)))
+                raise DistBackendError(self._in_vain(told_failure(self._store, self._failed)))
             return texts
 
         return self.within(topic, gather, keys)
@@ -144,7 +144,7 @@ class Exchange:
                 meanwhile.
         """
         try:
-            return call_within(self._left() + GRACE, work, self._lookout(topic, awaited))
+            return call_within(self._left() + GRACE, work, self._lookout(awaited))
         except TimeoutError:
             raise DistBackendError(
                 f"{self._making()}: {where(self._store)} did not answer within {self._timeout:g} s "
@@ -161,15 +161,15 @@ class Exchange:
                 "process of the job has ended, the cause is in its output."
             ) from error
 
-    def _lookout(self, topic: str, awaited: Sequence[str]) -> Callable[[], None] | None:
-        """Return what sees that ``topic`` takes long in vain; None before members know their generation."""
+    def _lookout(self, awaited: Sequence[str]) -> Callable[[], None] | None:
+        """Return what raises when waiting is in vain; None before members know their generation."""
         if not self.generation:
             return None
         lookout = Lookout(self._store, self._failed, awaited, self._never_come)
 
         def look() -> None:
             if why := lookout.look():
-                raise DistBackendError(self._in_vain(topic, why))
+                raise DistBackendError(self._in_vain(why))
 
         return look
 
@@ -184,8 +184,8 @@ class Exchange:
         they = "its process" if len(ended) == 1 else "their processes"
         return f"{_named(ended)} {'has' if len(ended) == 1 else 'have'} died ({they} ended before joining)"
 
-    def _in_vain(self, topic: str, why: str) -> str:
-        return f"{self._making()}: {why}. This is rank {self.rank}, in: {topic}"
+    def _in_vain(self, why: str) -> str:
+        return f"{self._making()}: {why}. This is rank {self.rank}."
 
     def _part(self, why: str = "") -> None:
         """Say why this rank has failed, if the others cannot know.

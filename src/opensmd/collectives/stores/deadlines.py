@@ -32,8 +32,8 @@ def call_within(seconds: float, call: Callable[[], Result], look: Callable[[], N
         TimeoutError: it did not return in time.
     """
     answer: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
-
     over = threading.Event()
+    seen: list[BaseException] = []
 
     def run() -> None:
         try:
@@ -46,16 +46,28 @@ def call_within(seconds: float, call: Callable[[], Result], look: Callable[[], N
             while look is not None and not over.wait(LOOK_EVERY):
                 look()
         except BaseException as error:
+            seen.append(error)
             answer.put((None, error))
 
-    for function in (run,) if look is None else (run, look_out):
-        threading.Thread(target=function, daemon=True, name="opensmd-call").start()
+    caller = _started(run)
+    looker = None if look is None else _started(look_out)
     try:
         result, error = answer.get(timeout=max(0.0, seconds))
     except queue.Empty:
         raise TimeoutError(f"no answer within {seconds:g} s") from None
     finally:
+        # Threads that come out of torch while the interpreter ends would abort the process.
         over.set()
+        if looker is not None:
+            looker.join(GRACE)
+        if seen:
+            caller.join(GRACE)
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
+
+
+def _started(function: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=function, daemon=True, name="opensmd-call")
+    thread.start()
+    return thread

@@ -39,6 +39,7 @@ __all__ = [
 _LOST_PEER_CLASSES = {"DistError", "PeerFailed"}
 _LOST_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _DEATH_WORDS = (*_LOST_PEER_WORDS, " has died", " have died", " has left")  # the last three are smddp's
+_LIVES_ON = "has become another program"  # and so died as a rank; the launcher has to end it
 # "rank 2 has died", "rank 2 on node7 and rank 3 on node7 have died"
 _NAMED_DEAD = re.compile(r"((?:rank \d+(?: on \S+?)?(?:, | and )?)+) (?:has|have) (?:died|left)")
 # The folders of Python's library and of this package, and pseudo-files such as "<frozen runpy>".
@@ -241,12 +242,12 @@ def _is_ended(failure: Failure) -> bool:
 
 
 def _begins_with_a_death(failures: Sequence[Failure]) -> bool:
-    """Whether the first exception says that a rank is gone, hence before the launcher ended any."""
+    """Whether the first exception says that a process is gone, hence before the launcher ended any."""
     known = [failure.report for failure in failures if failure.report is not None]
     if not known or not all(report.of_communication for report in known):
         return False
     first = min(known, key=lambda report: report.nanoseconds)
-    return _tells_of_a_death(first)
+    return _tells_of_a_death(first) and _LIVES_ON not in first.message
 
 
 def _tells_of_a_death(report: Report) -> bool:

@@ -22,6 +22,9 @@ def report(rank: int, at: int, *, lost: bool = False, says: str = "an error") ->
     return Report(rank, says, f"Traceback of {rank}", at, lost)
 
 
+EXEC = "rank 1 has died (its process has become another program; its last call was barrier() #1)"
+
+
 @pytest.mark.parametrize(
     ("failures", "first"),
     [
@@ -35,6 +38,7 @@ def report(rank: int, at: int, *, lost: bool = False, says: str = "an error") ->
         ([Failure(1, -signal.SIGTERM), Failure(0, 1, report(0, 10, lost=True))], 1),
         ([Failure(0, 1, report(0, 9, lost=True, says="rank 1 has died")), Failure(1, -signal.SIGTERM)], 1),
         ([Failure(0, 1, report(0, 9, says="rank 1 has died")), Failure(1, -signal.SIGTERM)], 0),
+        ([Failure(0, 1, report(0, 9, lost=True, says=EXEC)), Failure(1, -signal.SIGTERM)], 0),
         ([Failure(0, 1, report(0, 9, lost=True)), Failure(1, 1, report(1, 8, lost=True))], 1),
     ],
 )
