@@ -35,8 +35,11 @@ def gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:
     if failures:
         exchange.close("no Gloo")
         raise dist.DistBackendError(f"making group {place.name!r}: {failures[0]}")
-    store = PrefixStore(f"opensmd/gloo/{exchange.generation}", another_client(place.store))
-    connect = partial(_torch_internals.gloo_group, store, place.rank, place.size, options)
+
+    def connect() -> Any:
+        store = PrefixStore(f"opensmd/gloo/{exchange.generation}", another_client(place.store))
+        return _torch_internals.gloo_group(store, place.rank, place.size, options)
+
     return _connected(place, exchange, plan, connect)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 __all__ = [
     "Failure",
@@ -131,9 +132,13 @@ def _innermost_line(trace: TracebackType | None) -> str:
 def read(path: Path, rank: int) -> Report | None:
     """Read the report in ``path``, also one by a script's own ``@record``; None if there is none."""
     try:
-        message = json.loads(path.read_text())["message"]
-    except (OSError, ValueError, KeyError):
+        return _parsed(json.loads(path.read_text()), rank)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a script may write anything there
         return None
+
+
+def _parsed(content: Any, rank: int) -> Report:
+    message = content["message"]
     if isinstance(message, str):
         return Report(rank, _printable(message), _printable(message), 0, False)
     extra = message["extraInfo"]

@@ -130,3 +130,9 @@ def test_a_consequence_waits_until_its_cause_has_been_shown(
     console.finish()
     assert "the cause" in out.getvalue()
     assert "closed by peer" not in out.getvalue()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"message": 7}', '{"message": {"extraInfo": {}}}'])
+def test_a_file_that_is_no_report_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_text(text)
+    assert reports.read(tmp_path / "error.json", 0) is None
