@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
@@ -49,6 +50,15 @@ class _Lazy(click.Group):
         """Resolve like click, but also commands of two words."""
         two = " ".join(args[:2])
         return super().resolve_command(ctx, [two, *args[2:]] if two in _COMMANDS else args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it cannot read or write is one line."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click ends quietly
+            raise
+        except OSError as error:
+            raise click.ClickException(str(error)) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

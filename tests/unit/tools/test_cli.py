@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -43,3 +45,12 @@ def test_sizes_that_are_no_sizes_are_refused() -> None:
     result = CliRunner().invoke(cli.main, ["bench", "--bytes", "4,two"])
     assert result.exit_code == 2
     assert "numbers of at least 4" in result.output
+
+
+def test_what_cannot_be_read_or_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "report")
+
+    monkeypatch.setattr(cli._Lazy, "get_command", lambda *_: click.Command("doctor", callback=full))
+    result = CliRunner().invoke(cli.main, ["doctor"])
+    assert (result.exit_code, result.output) == (1, "Error: [Errno 28] No space left on device: 'report'\n")
