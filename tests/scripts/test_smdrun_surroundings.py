@@ -39,8 +39,13 @@ def run_apart(namespaces: str, line: str, folder: Path) -> subprocess.CompletedP
             "cd /proc; {smdrun} -n 1 -m json.tool",
             "cannot make a temporary folder: No usable temporary directory found",
         ),
+        (
+            "-m",
+            "mkdir gone; cd gone; rmdir ../gone; {smdrun} -n 2 hello.py",
+            "the current folder has been removed",
+        ),
     ],
-    ids=["no loopback", "no /proc", "no temporary folder"],
+    ids=["no loopback", "no /proc", "no temporary folder", "no current folder"],
 )
 def test_what_is_missing_is_said_in_one_line_before_anything_starts(
     namespaces: str, line: str, said: str, tmp_path: Path

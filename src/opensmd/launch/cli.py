@@ -164,6 +164,7 @@ def main(context: click.Context, /, **options: Any) -> None:
     If one fails, smdrun shows its traceback first, ends the others, and exits with its status.
     """
     streams.prepare()
+    _require_current_folder()
     job = _on_hosts(context, options)
     if job is not None:
         raise SystemExit(_run_on_hosts(job))
@@ -182,6 +183,14 @@ def main(context: click.Context, /, **options: Any) -> None:
         if chosen.timeline is not None:
             _show_timeline(Path(os.environ[VARIABLE]))
     raise SystemExit(status)
+
+
+def _require_current_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError:
+        print("smdrun: the current folder has been removed: change to one that exists", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def _on_hosts(context: click.Context, options: dict[str, Any]) -> HostsJob | None:
