@@ -19,8 +19,8 @@ class OutputFolders:
 
     def __enter__(self) -> None:
         for path in self._wanted:
-            self._made += [parent for parent in (path, *path.parents) if not parent.exists()]
             try:
+                self._made += [parent for parent in (path, *path.parents) if not parent.exists()]
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 why = f"cannot make the folder {path}: {error.strerror}"

@@ -18,8 +18,15 @@ def check_script(script: str) -> None:
     """Check that Python can run ``script``: a file, or a folder or archive with a ``__main__``.
 
     Raises:
-        ValueError: it does not exist, or needs something other than Python to run it.
+        ValueError: it does not exist, cannot be read, or needs something other than Python to run it.
     """
+    try:
+        _check_script(script)
+    except OSError as error:
+        raise ValueError(f"cannot read the script {script!r}: {error.strerror}") from error
+
+
+def _check_script(script: str) -> None:
     path = Path(script)
     if script == "-" or path.is_fifo() or path.is_char_device():
         raise ValueError(
@@ -32,11 +39,8 @@ def check_script(script: str) -> None:
         if not (path / "__main__.py").exists():
             raise ValueError(f"{script!r} is a folder without a __main__.py")
         return
-    try:
-        with path.open("rb") as file:
-            first = file.readline(200)
-    except OSError as error:
-        raise ValueError(f"cannot read the script {script!r}: {error.strerror}") from error
+    with path.open("rb") as file:
+        first = file.readline(200)
     kind = _not_python(path, first)
     if kind is not None:
         raise ValueError(

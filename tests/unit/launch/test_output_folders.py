@@ -39,3 +39,13 @@ def test_another_job_may_remove_a_folder_at_the_same_moment(
         (output / "data").rmdir()
     monkeypatch.undo()
     assert not (output / "data").exists()
+
+
+def test_a_folder_that_cannot_even_be_looked_for_is_told_and_the_job_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / ("x" * 300)))
+    with OutputFolders():
+        pass
+    assert "File name too long; --output names another for what scripts save" in capsys.readouterr().err

@@ -60,6 +60,11 @@ def test_what_something_else_runs_is_refused_with_the_option_for_it(
         check_script(str(tmp_path / name))
 
 
+def test_a_name_that_no_file_can_have_is_said_like_a_file_that_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match=r"cannot read the script 'x+': File name too long"):
+        check_script("x" * 300)
+
+
 def test_what_is_not_there_is_said_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=rf"there is no script 'train\.py' in {tmp_path}"):
