@@ -285,15 +285,15 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                 "plain PyTorch through model.get_module()"
             )
         function, pipeline = call.function, smp_state.groups[CommGroup.PP_GROUP]
-        args, kwargs = call.args, call.kwargs
+        args, kwargs, seed = call.args, call.kwargs, 0
         if pipeline.size() > 1:
             with Explained(function, "while the ranks agreed on its arguments", pipeline):
                 if self._engine is None:
-                    args, kwargs = first_inputs(function, args, kwargs, pipeline)
+                    (args, kwargs), seed = first_inputs(function, args, kwargs, pipeline)
                 else:
-                    args, kwargs = self._engine.agreed_inputs(function, args, kwargs)
+                    (args, kwargs), seed = self._engine.agreed_inputs(function, args, kwargs)
                     self._compare_with_plan(self._engine)
-        begin_alike(args, kwargs)
+        seed = begin_alike(args, kwargs, seed)
         calls = call.split(args, kwargs)
         first = not self.partitioned
         if first:
@@ -309,6 +309,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
                 Explained(function, "before or after its microbatches", pipeline),
                 self._engine.errors.alike(confirm=first),
             ):
+                self._engine.seed_step(seed)
                 results = self._run_placed(call, calls)
         if first and smp_state.offloading is not None:
             smp_state.offloading.warn_if_idle()

@@ -245,9 +245,9 @@ def test_what_ranks_share_is_dropped_alike_and_what_is_split_is_not(pool: Pools)
     pool(2).run(checkpointed_dropout)
 
 
-def dropout_before_shared_modules() -> None:
+def dropout_before_shared_modules(stages: int) -> None:
     """Ranks with seeds of their own drop the same of a common batch: else what they share would part."""
-    restart(tensor_parallel_degree=2, ddp=True, prescaled_batch=True)
+    restart(tensor_parallel_degree=2, partitions=stages, ddp=True, prescaled_batch=True)
     with smp.tensor_parallelism():
         module = nn.Sequential(nn.Dropout(), nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 4))
     model = smp.DistributedModel(module)
@@ -257,7 +257,7 @@ def dropout_before_shared_modules() -> None:
 
     @smp.step
     def step_function(x: Tensor) -> Tensor:
-        output = model(x * random.random() * numpy.random.random())
+        output = model(x * torch.rand(()) * random.random() * numpy.random.random())
         model.backward(output.square().mean())
         return output
 
@@ -265,13 +265,16 @@ def dropout_before_shared_modules() -> None:
         output = step_function(torch.ones(4, 8)).concat()
         optimizer.step()
     drawn = torch.tensor([random.random(), numpy.random.random()])
-    for one in (output, module[1].bias.detach(), module[3].bias.detach(), torch.rand(3), drawn):
+    biases = [each.detach() for name, each in model.local_named_parameters() if "bias" in name]
+    assert stages * len(biases) == 2
+    for one in (output, *biases, torch.rand(3), drawn):
         mine, other = smp.allgather(one, smp.TP_GROUP)
         assert mine.equal(other)
 
 
 def test_modules_that_are_not_shared_draw_alike_where_the_batch_is_common(pool: Pools) -> None:
-    pool(2).run(dropout_before_shared_modules)
+    pool(2).run(dropout_before_shared_modules, 1)
+    pool(4).run(dropout_before_shared_modules, 2)
 
 
 def double(_: nn.Module, args: Any, output: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from opensmd.modelparallel.checkpoint.saving.background import (
     finish_background_save,
     save_in_background,
 )
-from opensmd.modelparallel.checkpoint.saving.random_states import restore_random_states, saved_random_file
+from opensmd.modelparallel.checkpoint.saving.random_states import saved_random_file, set_random_states
 from opensmd.modelparallel.checkpoint.saving.snapshot import take_snapshot
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
 from opensmd.modelparallel.communicate import require_meeting
@@ -191,7 +191,7 @@ def resume_from_checkpoint(
         model_dict = as_distributed(state.model.get_module(), model_dict)
     _load_into_wrapped(model_dict, optimizer_dict, strict=strict)
     if random_states is not None and model_dict is not None:
-        restore_random_states(random_states)
+        set_random_states(random_states)
     return user_content
 
 

@@ -11,7 +11,6 @@ from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states, set_random_states
 from opensmd.modelparallel.dry_run.restoring import KeptModel
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.state import state
 from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["KeptStep"]
@@ -61,8 +60,6 @@ class KeptStep:
                 "that it cannot be done again: change them after the step"
             )
         set_random_states(self._random)
-        if state.engine is not None and "replicated" in self._random:
-            state.engine.random_position = self._random["replicated"]
 
 
 def _require_cpu(parameters: Mapping[str, nn.Parameter]) -> None:

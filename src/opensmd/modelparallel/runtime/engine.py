@@ -27,7 +27,7 @@ from opensmd.modelparallel.runtime.calls.inner_hooks import InnerHooks
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.runtime.messages.message import SentTensor
 from opensmd.modelparallel.runtime.messages.opening import open_transport
-from opensmd.modelparallel.runtime.messages.step_inputs import agreed_inputs
+from opensmd.modelparallel.runtime.messages.step_inputs import StepInputs, agreed_inputs
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
@@ -51,8 +51,8 @@ __all__ = ["Engine", "first_inputs"]
 
 def first_inputs(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: dist.ProcessGroup
-) -> Arguments:
-    """Return the first step's arguments, agreed over ``group`` as by :meth:`Engine.agreed_inputs`.
+) -> StepInputs:
+    """Return what the first step begins with, agreed over ``group`` as by :meth:`Engine.agreed_inputs`.
 
     Raises:
         SMPError: a step of an earlier engine failed on the same group.
@@ -91,6 +91,7 @@ class Engine:
         offloading: Offloading | None,
     ) -> None:
         self.reducer: Reducer | None = None
+        self._seed = 0
         self._group = group
         self._config = config
         self._sum_warning = sum_warning
@@ -101,7 +102,7 @@ class Engine:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         require_same_model(module, group, self._control_device)
         placed = PlacedModel(module, plan, self._rank)
-        random = ReplicatedRandom(self._agreed_seed(), placed.generators)
+        random = ReplicatedRandom(placed.generators)
         self._follow(placed, open_transport(group, placed.device), random)
         self.errors = self._new_errors()
         atexit.register(self.close)
@@ -223,8 +224,8 @@ class Engine:
 
     def agreed_inputs(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Arguments:
-        """Return a step's arguments, the same on all ranks: the first rank's if they differ.
+    ) -> StepInputs:
+        """Return what a step begins with, the same on all ranks: the first rank's if they differ.
 
         Raises:
             SMPError: an earlier step failed, here or on another rank.
@@ -239,6 +240,10 @@ class Engine:
                 with contextlib.suppress(DistBackendError):
                     transport.require_no_abort()  # it may know the cause
                 raise
+
+    def seed_step(self, seed: int) -> None:
+        """Set what the next step's random numbers follow from that all ranks draw alike."""
+        self._seed = seed
 
     def run(
         self, function: Callable[..., Any], calls: Sequence[Arguments], *, detach: bool, backwards: Backwards
@@ -310,29 +315,13 @@ class Engine:
             self._context.sent_since_flush = False
         alone = microbatches == 1 or self._config.active_microbatches == 1
         self._placed.trained.begin_step(may_change=alone and self.reducer is None)
-        random = self._context.random
-        random.begin_step()
+        self._context.random.begin_step(self._seed)
         mode = (self._placed.module.training, torch.is_grad_enabled())
-        self._context.script_random.begin_step(mode, random.position)
+        self._context.script_random.begin_step(mode, self._seed)
         self._context.borrowed.clear()
-
-    @property
-    def random_position(self) -> tuple[int, int]:
-        """The position of the generator that all ranks share, between steps."""
-        return self._context.random.position
-
-    @random_position.setter
-    def random_position(self, position: tuple[int, int]) -> None:
-        self._context.random.position = position
 
     def _first_ranks(self, search: Callable[[], Table]) -> Table:
         """Return what the first rank finds; only it searches, because ranks may share cores."""
         return from_first_rank(
             search, self._group, does="searches for a schedule", could_not="find a schedule"
         )
-
-    def _agreed_seed(self) -> int:
-        """Return the first rank's seed, for random numbers that all ranks share."""
-        seed = torch.tensor([torch.initial_seed() & ((1 << 62) - 1)], device=self._control_device)
-        dist.broadcast(seed, group=self._group, group_src=0)
-        return int(seed)

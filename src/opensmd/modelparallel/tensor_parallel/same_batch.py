@@ -27,28 +27,35 @@ from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_gr
 __all__ = ["begin_alike"]
 
 
-def begin_alike(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def begin_alike(args: tuple[Any, ...], kwargs: dict[str, Any], seed: int) -> int:
     """Compare a step's arguments over the tensor-parallel group, and make it draw the same random numbers.
 
     All ranks of the group must call.
+
+    Args:
+        seed: what this rank's pipeline draws alike from.
+
+    Returns:
+        The seed of the first rank's pipeline.
 
     Raises:
         SMPError: on all of them, if the arguments differ.
     """
     if tensor_size() == 1 or not state.cfg.prescaled_batch:
-        return
+        return seed
     group = tensor_process_group()
     # All in one collective, as this is the price of every step.
     data, drawn = fingerprint(structure.tensors_in((args, kwargs))), fingerprint(generator_states())
-    numbers = [data, drawn, script_position()]
+    numbers = [data, drawn, script_position(), seed]
     everyone = gathered_vectors(torch.tensor(numbers, device=control_device(group)), group).tolist()
-    if len(set(everyone[::3])) > 1:
+    if len(set(everyone[::4])) > 1:
         raise SMPError(
             f"rank {state.rank}: the ranks of a tensor-parallel group called the step with different data. "
             "With prescaled_batch=True they need the same batch: shard data by smp.rdp_rank() of "
             "smp.rdp_size(). Set it to False to give each rank a batch of its own"
         )
-    if len(set(everyone[1::3])) > 1:
+    if len(set(everyone[1::4])) > 1:
         follow_first_rank()
-    if len(set(everyone[2::3])) > 1:
+    if len(set(everyone[2::4])) > 1:
         follow_script_of_first_rank()
+    return int(everyone[3])

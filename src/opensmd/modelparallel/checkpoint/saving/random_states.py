@@ -19,7 +19,6 @@ from opensmd.modelparallel.state import state
 __all__ = [
     "random_file",
     "random_states",
-    "restore_random_states",
     "saved_random_file",
     "set_random_states",
 ]
@@ -32,14 +31,12 @@ def random_file(folder: Path) -> Path:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of torch, Python, NumPy (if imported), and the generators that all stages share."""
+    """Return the states of torch, Python and NumPy (if imported)."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state()
-    if state.engine is not None:
-        states["replicated"] = state.engine.random_position
     return states
 
 
@@ -55,17 +52,8 @@ def saved_random_file(folder: Path) -> Path | None:
     return folder / f"random_{numbers[0]}_{numbers[1]}_{numbers[2]}.pt"
 
 
-def restore_random_states(states: dict[str, Any]) -> None:
-    """Restore what :func:`random_states` returned; this also works before the first step."""
-    set_random_states(states)
-    position = states.get("replicated")
-    model: Any = state.model
-    if position is not None and model is not None:
-        model.register_post_partition_hook(lambda *_: _go_on(tuple(position)))
-
-
 def set_random_states(states: dict[str, Any]) -> None:
-    """Restore what :func:`random_states` returned, for the generators of this process alone."""
+    """Restore what :func:`random_states` returned."""
     torch.set_rng_state(states["torch"])
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
@@ -73,8 +61,3 @@ def set_random_states(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
     if "numpy" in states and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(states["numpy"])
-
-
-def _go_on(position: tuple[int, int]) -> None:
-    if state.engine is not None:
-        state.engine.random_position = position

@@ -21,16 +21,29 @@ from torch import Tensor, nn
 from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import seed_of_step
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.pieces import is_one_piece, pieces_of
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
 
-__all__ = ["agreed_inputs", "fingerprint"]
+__all__ = ["StepInputs", "agreed_inputs", "fingerprint"]
 
 _LINE_BYTES, _LINES = 64, 1024  # the size of a cache line, and how many are read from a large tensor
 # dtypes that NumPy can view as bytes
 _NUMPY = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool})
+
+
+class StepInputs(NamedTuple):
+    """What all ranks of a pipeline begin a step with.
+
+    Attributes:
+        arguments: those of its function.
+        seed: for the random numbers that all ranks draw alike.
+    """
+
+    arguments: Arguments
+    seed: int
 
 
 def agreed_inputs(
@@ -39,8 +52,8 @@ def agreed_inputs(
     kwargs: dict[str, Any],
     group: dist.ProcessGroup,
     device: torch.device,
-) -> Arguments:
-    """Return the arguments of the step ``function`` with which all ranks of ``group`` continue.
+) -> StepInputs:
+    """Return the arguments of the step ``function`` with which all ranks of ``group`` continue, and a seed.
 
     Objects other than tensors, plain values and containers of these stay each rank's own. ``device`` is where
     small tensors must be for the group to carry them.
@@ -51,15 +64,15 @@ def agreed_inputs(
     """
     leaves = structure.tensors_in((args, kwargs))
     program = _program(function)
-    # Three numbers in one collective, because every step pays for this.
-    mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves)])
+    # Four numbers in one collective, because every step pays for this.
+    mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves), seed_of_step()])
     numbers = gathered_vectors(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
     # Raised before anything is sent: ranks in different functions would wait for messages that never come.
-    if len(set(numbers[::3])) > 1:
+    if len(set(numbers[::4])) > 1:
         _refuse_different(program, group)
-    forms, data = set(numbers[1::3]), set(numbers[2::3])
+    forms, data, seed = set(numbers[1::4]), set(numbers[2::4]), numbers[3]
     if len(forms) == len(data) == 1:
-        return args, kwargs
+        return StepInputs((args, kwargs), seed)
     # Empty tensors on later ranks have another shape and are intended; different data of the same shape is
     # not.
     if len(forms) == 1:
@@ -69,7 +82,7 @@ def agreed_inputs(
             "smp.dp_rank(), not smp.rank())",
             stacklevel=6,  # the call of the step function
         )
-    return _first_rank_arguments(args, kwargs, group, device)
+    return StepInputs(_first_rank_arguments(args, kwargs, group, device), seed)
 
 
 def _program(function: Callable[..., Any]) -> tuple[str, str]:

@@ -64,15 +64,15 @@ class ScriptRandom:
         self._rank = rank
         self._quiet: set[Mode] = set()  # modes in which a step has drawn nothing
 
-    def begin_step(self, mode: Mode, position: tuple[int, int]) -> None:
+    def begin_step(self, mode: Mode, seed: int) -> None:
         """Start a step.
 
         Args:
             mode: the step's mode.
-            position: the seed and the number of the step, the same on all ranks.
+            seed: that of the step, the same on all ranks.
         """
         self.swaps = mode not in self._quiet
-        self._mode, self._position = mode, position
+        self._mode, self._seed = mode, seed
         self._drawn = False
         if self.swaps:
             self._own = GeneratorStates.now()
@@ -84,7 +84,7 @@ class ScriptRandom:
     def begin(self, microbatch: int) -> None:
         """Start or resume a microbatch."""
         if self.swaps:
-            self._begin(self._common, microbatch, *self._position, microbatch)
+            self._begin(self._common, microbatch, self._seed, microbatch)
 
     def suspend(self, microbatch: int) -> None:
         """Suspend or end a microbatch."""
@@ -98,7 +98,7 @@ class ScriptRandom:
             yield
             return
         self._keep(self._common, microbatch)
-        self._begin(self._inside, microbatch, *self._position, microbatch, self._rank)
+        self._begin(self._inside, microbatch, self._seed, microbatch, self._rank)
         try:
             yield
         finally:

@@ -1,45 +1,36 @@
 """Random numbers of microbatches, independent of the order in which they take turns.
 
 Operations on replicated tensors draw the same numbers on every rank. What runs on one rank draws from its
-default generators, whose state is separate for every microbatch.
+default generators, whose state is separate for every microbatch. Both follow from the state of torch's own
+generator before the step, so torch.manual_seed makes a step repeatable.
 """
 
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["RandomPerMicrobatch", "ReplicatedRandom", "default_generators"]
+__all__ = ["RandomPerMicrobatch", "ReplicatedRandom", "default_generators", "seed_of_step"]
 
 
 class ReplicatedRandom:
     """One generator per microbatch, seeded by the step and the microbatch.
 
     Args:
-        seed: the same on every rank of the pipeline.
         generators: those of the devices in use.
     """
 
-    def __init__(self, seed: int, generators: Sequence[torch.Generator]) -> None:
-        self._seed = seed
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self._generators = generators
-        self._step = 0
+        self._seed = 0
         self._states: dict[int, list[torch.Tensor]] = {}
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """The seed and the number of steps, which determine everything drawn."""
-        return self._seed, self._step
-
-    @position.setter
-    def position(self, position: tuple[int, int]) -> None:
-        self._seed, self._step = position
-
-    def begin_step(self) -> None:
-        """Seed the generators anew."""
-        self._step += 1
+    def begin_step(self, seed: int) -> None:
+        """Seed the generators anew; ``seed`` is the same on every rank of the pipeline."""
+        self._seed = seed
         self._states.clear()
 
     @contextlib.contextmanager
@@ -49,7 +40,7 @@ class ReplicatedRandom:
         states = self._states.get(microbatch)
         if states is None:
             # Only of numbers, whose hash is the same in every process; strings are hashed with a salt.
-            seed = hash((self._seed, self._step, microbatch)) & ((1 << 63) - 1)
+            seed = hash((self._seed, microbatch)) & ((1 << 63) - 1)
             for generator in self._generators:
                 generator.manual_seed(seed)
         else:
@@ -70,7 +61,6 @@ class RandomPerMicrobatch:
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self._generators = generators
-        # Drawn from the rank's own generator, so that torch.manual_seed makes a step repeatable.
         self._seed = int(torch.randint(1 << 62, (), device="cpu"))
         # After the draw, so that the next step gets another seed.
         self._rank = _states(generators)
@@ -94,6 +84,11 @@ class RandomPerMicrobatch:
     def end_step(self) -> None:
         """Restore the rank's own state."""
         _set_states(self._generators, self._rank)
+
+
+def seed_of_step() -> int:
+    """Return a number that follows from the state of torch's own generator, which every step changes."""
+    return zlib.crc32(torch.default_generator.get_state().numpy().data)
 
 
 def _states(generators: Sequence[torch.Generator]) -> list[torch.Tensor]:

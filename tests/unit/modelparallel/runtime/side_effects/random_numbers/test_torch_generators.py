@@ -9,6 +9,7 @@ from opensmd.modelparallel.runtime.calls.operations import RANDOM
 from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import (
     RandomPerMicrobatch,
     ReplicatedRandom,
+    seed_of_step,
 )
 
 Drawn = list[tuple[float, ...]]
@@ -25,8 +26,8 @@ def made() -> list[torch.Generator]:
 
 def in_turns(order: list[int]) -> tuple[dict[int, Drawn], Drawn]:
     generators, drawn = made(), dict[int, Drawn]()
-    random, own = ReplicatedRandom(3, generators), []
-    random.begin_step()
+    random, own = ReplicatedRandom(generators), []
+    random.begin_step(3)
     for microbatch in order:
         own.append(draw(generators))
         with random.of(microbatch):
@@ -45,14 +46,20 @@ def test_microbatches_draw_the_same_in_whichever_order_from_all_generators() -> 
     assert own == [draw(rank) for _ in range(4)]
 
 
-def test_every_step_draws_anew() -> None:
+def test_every_step_draws_anew_until_torch_is_seeded_again() -> None:
     generators, drawn = made(), set()
-    random = ReplicatedRandom(3, generators)
+    random = ReplicatedRandom(generators)
+    torch.manual_seed(3)
     for _ in range(3):
-        random.begin_step()
+        random.begin_step(seed_of_step())
+        RandomPerMicrobatch(generators).end_step()
         with random.of(0):
             drawn.add(draw(generators))
     assert len(drawn) == 3
+    torch.manual_seed(3)
+    random.begin_step(seed_of_step())
+    with random.of(0):
+        assert draw(generators) in drawn
 
 
 def test_a_rank_has_its_own_state_again_after_the_step() -> None:
