@@ -442,17 +442,20 @@ def trains_sparse_rows() -> None:
     torch.testing.assert_close(model.state_dict(), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
 
 
-def trains_short_rows() -> None:
-    """An embedding that shortens the rows it looks up writes into its weight, which therefore stays whole."""
+def trains_what_stays_whole() -> None:
+    """An embedding that shortens the rows it looks up writes into its weight; hooks wait for whole gradients."""
 
     def make() -> nn.Sequential:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Embedding(WIDTH, 6, max_norm=0.5), nn.Linear(6, WIDTH))
+        made = nn.Sequential(nn.Embedding(WIDTH, 6, max_norm=0.5), nn.Linear(6, WIDTH))
+        made[1].bias.register_hook(lambda gradient: gradient * 2)
+        return made
 
     shutdown()
     smp.init({"sharded_data_parallel_degree": 2, "ddp": True, **AT_ONCE})
     model, plain = smp.DistributedModel(make()), make()
-    assert not is_cut(model.get_module()[0].weight) and is_cut(model.get_module()[1].weight)
+    embedding, linear = model.get_module()
+    assert [is_cut(each) for each in (embedding.weight, linear.weight, linear.bias)] == [False, True, False]
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     wanted = torch.optim.SGD(plain.parameters(), lr=1.0)
 
@@ -466,6 +469,9 @@ def trains_short_rows() -> None:
         torch.autograd.backward(loss_of(plain(x), x))
         wanted.step()
     torch.testing.assert_close(model.state_dict(), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
+    linear.weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(SMPUnsupportedError, match="would not run, because .* register_hook before"):
+        step(x)
 
 
 def goes_on_where_weights_lie_otherwise() -> None:
@@ -573,7 +579,7 @@ def test_state_of_weights_that_lie_otherwise_in_memory_is_sharded_as_they_are(po
 
 def test_sparse_gradients_and_early_state_go_with_sharded_parameters(pool: Pools) -> None:
     pool(2).run(trains_sparse_rows)
-    pool(2).run(trains_short_rows)
+    pool(2).run(trains_what_stays_whole)
 
 
 def test_sharded_parameters_go_with_what_else_saves_memory(pool: Pools) -> None:

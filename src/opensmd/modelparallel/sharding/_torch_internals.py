@@ -19,11 +19,25 @@ __all__ = [
     "gather_root",
     "gathered_parameters",
     "gradients_found",
+    "has_hooks",
+    "hooked_parameter",
     "local_part",
     "make_memory",
     "reduce_now",
     "zeros_where",
 ]
+
+
+def has_hooks(parameter: nn.Parameter) -> bool:
+    """Whether hooks wait for a parameter's gradient."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def hooked_parameter(module: FSDPModule) -> nn.Parameter | None:
+    """Return a sharded parameter of a unit with hooks that never run; FSDP2 runs those after accumulation."""
+    return next(
+        (each.sharded_param for each in _parameters(module) if each.sharded_param._backward_hooks), None
+    )
 
 
 def local_part(tensor: DTensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from opensmd.modelparallel.sharding._torch_internals import local_part
+from opensmd.modelparallel.sharding._torch_internals import has_hooks, local_part
 from opensmd.modelparallel.sharding.units import find_units, kept_units
 from opensmd.modelparallel.tensor_parallel.layers.embedding import DistributedEmbedding
 
@@ -147,7 +147,7 @@ def _describe(parameter: nn.Parameter, part: Tensor) -> None:
 
 
 def _chosen(module: nn.Module, names: Collection[str]) -> set[int]:
-    """Return the parameters that FSDP2 accepts: of one type, with an axis to cut along."""
+    """Return the parameters that FSDP2 can share out: of one type, with an axis to cut along."""
     # Sparse gradients cannot be cut, and what a forward writes into a gathered copy would be lost.
     looked_up = {
         id(each.weight)
@@ -164,6 +164,7 @@ def _chosen(module: nn.Module, names: Collection[str]) -> set[int]:
         and parameter.is_floating_point()  # quantized weights have their scales beside them
         and not isinstance(parameter, DTensor)
         and id(parameter) not in looked_up
+        and not has_hooks(parameter)  # FSDP2 would put another in its place
     }
     elements: Counter[torch.dtype] = Counter()
     for parameter in able.values():

@@ -31,6 +31,7 @@ from opensmd.modelparallel.sharding._torch_internals import (
     gather_root,
     gathered_parameters,
     gradients_found,
+    hooked_parameter,
     make_memory,
     reduce_now,
     zeros_where,
@@ -89,6 +90,8 @@ class ShardedReplicas(ReplicasTogether):
         if not self._has_memory and torch.is_inference_mode_enabled():
             make_memory(self._sharded.units)
         self._has_memory = True
+        for unit in self._sharded.units:
+            _require_no_hooks(unit)
         if self._split:
             for unit in self._sharded.units:
                 unit.unshard()
@@ -159,6 +162,22 @@ class ShardedReplicas(ReplicasTogether):
         for unit in reversed(self._sharded.units):
             zeros_where(unit, wanted)
             reduce_now(unit)
+
+
+def _require_no_hooks(unit: FSDPModule) -> None:
+    """Refuse hooks that would never run, because backwards only see the gathered parameter.
+
+    Raises:
+        SMPUnsupportedError: a sharded parameter has one.
+    """
+    hooked = hooked_parameter(unit)
+    if hooked is not None:
+        raise SMPUnsupportedError(
+            f"a hook on the gradient of a parameter of shape {tuple(hooked.shape)} would not run, because "
+            "sharded_data_parallel_degree has cut it: call register_hook before smp.DistributedModel, which "
+            "then leaves the parameter whole, or register_post_accumulate_grad_hook, which gets this rank's "
+            "part of the reduced gradient"
+        )
 
 
 def _tell_homes(unit: FSDPModule) -> None:
