@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.state import state
 
 __all__ = ["checkpoint", "checkpoint_layers", "checkpoint_sequential", "set_activation_checkpointing"]
+
+
+# Sequentials that run in pieces; copies of them keep that as a forward of their own.
+_in_pieces: weakref.WeakSet[nn.Sequential] = weakref.WeakSet()
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
@@ -66,7 +71,8 @@ def set_activation_checkpointing(
     """Checkpoint every later call of ``module``, anywhere in the model.
 
     Args:
-        module: its ``forward`` is replaced; a Sequential is checkpointed in pieces.
+        module: its ``forward`` is replaced; a Sequential is checkpointed in pieces. One with a ``forward`` of
+            its own keeps that: each child is checkpointed, or with another strategy the whole.
         preserve_rng_state: give dropout the same random numbers when it is recomputed.
         pack_args_as_tuple, strategy: for a Sequential, as in :func:`checkpoint_sequential`.
 
@@ -75,26 +81,42 @@ def set_activation_checkpointing(
         ValueError: an unknown strategy.
 
     Warns:
-        UserWarning: ``strategy`` or ``pack_args_as_tuple`` for a module that is not a Sequential.
+        UserWarning: a ``strategy`` or ``pack_args_as_tuple`` that the module's own ``forward`` leaves without
+            effect.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"smp.set_activation_checkpointing: expected a torch.nn.Module, got {module!r}")
-    if isinstance(module, nn.Sequential):
-        sequential = module
-        _pieces([], strategy)
+    _pieces([], strategy)
+    sequential = module if isinstance(module, nn.Sequential) else None
+    if sequential is not None and _calls_children_in_order(sequential):
 
         def run_sequential(input: Any) -> Any:
             return checkpoint_sequential(sequential, input, strategy, preserve_rng_state, pack_args_as_tuple)
 
-        module.forward = run_sequential  # type: ignore[method-assign]
+        sequential.forward = run_sequential  # type: ignore[method-assign]
+        _in_pieces.add(sequential)
         return
-    if pack_args_as_tuple or strategy != "each":
-        _pieces([], strategy)
+    if sequential is not None and strategy == "each":
+        for child in sequential.children():
+            _checkpoint_whole(child, preserve_rng_state)
+        return
+    if strategy.startswith("group") or (sequential is None and (pack_args_as_tuple or strategy != "each")):
         warnings.warn(
-            "smp.set_activation_checkpointing: strategy and pack_args_as_tuple are for torch.nn.Sequential; "
-            f"this {type(module).__name__} is checkpointed whole",
+            "smp.set_activation_checkpointing: strategy and pack_args_as_tuple are for a torch.nn.Sequential "
+            f"without a forward of its own; this {type(module).__name__} is checkpointed whole",
             stacklevel=2,
         )
+    _checkpoint_whole(module, preserve_rng_state)
+
+
+def _calls_children_in_order(module: nn.Sequential) -> bool:
+    """Whether neither a class nor the script has given it another ``forward``."""
+    return type(module).forward is nn.Sequential.forward and (
+        "forward" not in vars(module) or module in _in_pieces
+    )
+
+
+def _checkpoint_whole(module: nn.Module, preserve_rng_state: bool) -> None:
     plain: Callable[..., Any] = module.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -443,7 +443,7 @@ def trains_sparse_rows() -> None:
 
 
 def trains_what_stays_whole() -> None:
-    """An embedding that shortens the rows it looks up writes into its weight; hooks wait for whole gradients."""
+    """An embedding that shortens rows writes into its weight, and hooks wait for whole gradients."""
 
     def make() -> nn.Sequential:
         torch.manual_seed(0)
@@ -470,7 +470,7 @@ def trains_what_stays_whole() -> None:
         wanted.step()
     torch.testing.assert_close(model.state_dict(), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
     linear.weight.register_hook(lambda gradient: gradient * 2)
-    with pytest.raises(SMPUnsupportedError, match="would not run, because .* register_hook before"):
+    with pytest.raises(SMPUnsupportedError, match=r"would not run, because .* register_hook before"):
         step(x)
 
 

@@ -62,13 +62,23 @@ class Section(nn.Sequential):
             smp.set_activation_checkpointing(self, strategy=self.how.split(", ")[1], **packed)
 
 
+class Residual(Section):
+    """A Sequential with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + super().forward(x)
+        return out
+
+
 class Net(nn.Module):
     """Sections one after the other."""
 
     def __init__(self, hows: Sequence[str], layers: int) -> None:
         super().__init__()
         self.start, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
-        self.sections = nn.ModuleList(Section(how, layers) for how in hows)
+        self.sections = nn.ModuleList(
+            (Residual if "residual" in how else Section)(how, layers) for how in hows
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h: Any = self.start(x)
@@ -98,6 +108,8 @@ HOWS = (
     "set, contiguous",
     "set, group_2",
     "set, group_3, packed",
+    "set, each, residual",
+    "set, contiguous, residual",
 )
 
 
