@@ -86,12 +86,12 @@ class ShardedReplicas(ReplicasTogether):
 
     def before_step(self) -> None:
         """Start a step; with several partitions, gather parameters."""
+        for unit in self._sharded.units:
+            _require_no_hooks(unit)
         super().before_step()
         if not self._has_memory and torch.is_inference_mode_enabled():
             make_memory(self._sharded.units)
         self._has_memory = True
-        for unit in self._sharded.units:
-            _require_no_hooks(unit)
         if self._split:
             for unit in self._sharded.units:
                 unit.unshard()
