@@ -121,7 +121,7 @@ def destroy_process_group() -> None:
     session, _session = _session, None
     atexit.unregister(destroy_process_group)
     if session is not None:
-        session.transport.close()
+        session.close()
 
 
 def current_session() -> Session:

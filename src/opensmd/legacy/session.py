@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
@@ -35,6 +36,12 @@ class Session:
         self.world_size = transport.world_size
         self.world = Group(list(range(transport.world_size)), transport.world)
         self._groups = [self.world]
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Leave the job; a fork of its process, which shares its connections, only forgets it."""
+        if os.getpid() == self._pid:
+            self.transport.close()
 
     def new_group(self, ranks: Sequence[int] | None) -> Group:
         """Make a group; all processes of the job call, in the same order.

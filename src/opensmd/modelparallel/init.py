@@ -76,7 +76,7 @@ def init(config: Mapping[str, Any] | None = None, **settings: Any) -> None:
     except BaseException:
         dist.destroy_process_group()  # nobody else would: a further call would take it for the script's
         raise
-    atexit.register(shutdown)
+    atexit.register(_shut_down_at_exit, os.getpid())
 
 
 def _enter_world(cfg: Config, *, owns_world: bool) -> None:
@@ -104,6 +104,12 @@ def shutdown() -> None:
         undoing.callback(_leave_world)
         for undo in state.undoing:
             undoing.callback(undo)
+
+
+def _shut_down_at_exit(pid: int) -> None:
+    """End model parallelism with the process that began it, and not with a fork of it."""
+    if os.getpid() == pid:
+        shutdown()
 
 
 def _leave_world() -> None:
@@ -136,7 +142,7 @@ def _begin_elastic(cfg: Config, elastic: Elastic) -> bool:
     job = ElasticJob(cfg, elastic, place)
     job.begin()
     state.elastic = job
-    atexit.register(shutdown)
+    atexit.register(_shut_down_at_exit, os.getpid())
     return True
 
 

@@ -192,6 +192,29 @@ def test_dtypes_of_today_and_parameters_work_too(pool: Callable[[int], RankPool]
     pool(2).run(dtypes_of_today, free_port(), backend=None)
 
 
+def end_in_a_fork(port: int) -> float:
+    os.environ.update(OPENSMD_LEGACY_ENGINE="smddp", OPENSMD_LEGACY_TIMEOUT=str(PATIENCE))
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("tcp", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    child = os.fork()
+    if child == 0:
+        dist.destroy_process_group()  # as at the end of a script
+        os._exit(0)
+    os.waitpid(child, 0)
+    tensor = torch.full((1,), float(rank))
+    if rank == 0:
+        dist.recv(tensor, 1)
+    else:
+        dist.send(tensor, 0)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
+def test_a_fork_that_ends_leaves_the_job_as_it_is(pool: Callable[[int], RankPool]) -> None:
+    assert pool(2).run(end_in_a_fork, free_port(), backend=None) == [2.0, 2.0]
+
+
 def wrong_arguments(port: int) -> None:
     """Each is refused before anything is sent, so the job goes on."""
     for backend in (3, "foo"):

@@ -142,10 +142,11 @@ class MpiTransport(LegacyTransport):
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         self._forget_finished()
         copy = WIRE.for_moving(tensor).clone()
-        while (
-            sum(one.buffered for one in self._unfinished) + copy.nbytes > BUFFERED_BYTES and self._unfinished
-        ):
-            self._unfinished.popleft().wait()
+        # Never for receives, which the other rank may answer only when it has this message.
+        copies = deque(one for one in self._unfinished if one.buffered)
+        while copies and sum(one.buffered for one in copies) + copy.nbytes > BUFFERED_BYTES:
+            copies[0].wait()
+            self._unfinished.remove(copies.popleft())
         self._start_send(copy, dst, buffered=copy.nbytes)
 
     def isend(self, tensor: torch.Tensor, dst: int) -> Request:
