@@ -34,7 +34,10 @@ from opensmd.modelparallel.runtime.placed_model import PlacedModel
 from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import ScriptRandom
-from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import ReplicatedRandom
+from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import (
+    ReplicatedRandom,
+    seed_of_step,
+)
 from opensmd.modelparallel.runtime.step_errors import StepErrors
 from opensmd.modelparallel.runtime.step_run import StepRun
 from opensmd.modelparallel.runtime.step_timeline import StepTimeline
@@ -58,7 +61,7 @@ def first_inputs(
         SMPError: a step of an earlier engine failed on the same group.
     """
     require_sound(group)
-    return agreed_inputs(function, args, kwargs, group, control_device(group))
+    return agreed_inputs(function, args, kwargs, group, control_device(group), seed=seed_of_step())
 
 
 class Engine:
@@ -235,7 +238,9 @@ class Engine:
         with self.errors.alike(confirm=False):
             transport.require_no_abort()
             try:
-                return agreed_inputs(function, args, kwargs, self._group, self._control_device)
+                return agreed_inputs(
+                    function, args, kwargs, self._group, self._control_device, seed=seed_of_step()
+                )
             except RuntimeError:
                 with contextlib.suppress(DistBackendError):
                     transport.require_no_abort()  # it may know the cause

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.sendable import sendable
-from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import seed_of_step
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.pieces import is_one_piece, pieces_of
@@ -52,11 +51,13 @@ def agreed_inputs(
     kwargs: dict[str, Any],
     group: dist.ProcessGroup,
     device: torch.device,
+    *,
+    seed: int,
 ) -> StepInputs:
     """Return the arguments of the step ``function`` with which all ranks of ``group`` continue, and a seed.
 
     Objects other than tensors, plain values and containers of these stay each rank's own. ``device`` is where
-    small tensors must be for the group to carry them.
+    small tensors must be for the group to carry them. Of the ranks' ``seed``, the first one's counts.
 
     Raises:
         SMPError: the ranks called different functions, or only some of them without gradients.
@@ -65,7 +66,7 @@ def agreed_inputs(
     leaves = structure.tensors_in((args, kwargs))
     program = _program(function)
     # Four numbers in one collective, because every step pays for this.
-    mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves), seed_of_step()])
+    mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves), seed])
     numbers = gathered_vectors(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
     # Raised before anything is sent: ranks in different functions would wait for messages that never come.
     if len(set(numbers[::4])) > 1:
