@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -157,10 +156,6 @@ class State:
         return [
             {name: number for number, name in names.items()} for names in self.param_index_to_name_tp_group
         ]
-
-    def let_unused_go(self) -> None:
-        """Forget optimizers and scalers that the script has given up; ranks free them at different times."""
-        gc.collect()
 
     def cut_optimizers(self, model: WrappedModel) -> None:
         """Cut every distributed optimizer to the parameters of this rank."""

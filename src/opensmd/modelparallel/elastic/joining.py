@@ -7,6 +7,7 @@ changes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ def send_state(objects: Mapping[str, Any], position: LoopPosition, *, receives: 
         SMPError: a new replica's optimizers, scalers or objects differ from the others'.
     """
     group = state.groups[CommGroup.DP_GROUP]
-    state.let_unused_go()  # so that all have the same
+    gc.collect()  # frees optimizers and scalers that only some ranks may still have
     announced: list[Any] = [_described(objects, position) if dist.get_rank(group) == 0 else None]
     dist.broadcast_object_list(announced, group=group, group_src=0)
     if receives:

@@ -6,6 +6,7 @@ than one of them at a time beyond what it keeps.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def replan(model: ModelState, engine: Engine, plan: Plan) -> bool:
     Returns:
         Whether parts have moved, so that the model needs new replicas; if they cannot, the log says why.
     """
-    state.let_unused_go()  # so that all ranks have the same optimizers
+    gc.collect()  # frees optimizers that only some ranks may still have
     before, module, group = engine.plan, model.get_module(), state.groups[CommGroup.PP_GROUP]
     replicas = engine.reducer if isinstance(engine.reducer, Replicas) else None
     if replicas is not None and replicas.backward_passes_per_step > 1:
