@@ -476,12 +476,12 @@ def trains_what_stays_whole() -> None:
     step(x)
 
 
-def goes_on_where_weights_lie_otherwise() -> None:
+def goes_on_where_weights_lie_otherwise(settings: dict[str, Any]) -> None:
     """Fused optimizers go through memory, and parts of a weight lie otherwise than the whole."""
 
     def started() -> tuple[Any, Any, Callable[[int], float]]:
         shutdown()
-        smp.init({"partitions": 2, "sharded_data_parallel_degree": 2, "ddp": True, **BY_BLOCK})
+        smp.init({"partitions": 2, "ddp": True, **settings})
         torch.manual_seed(0)
         convolutions = [nn.Conv2d(4, 4, 3, padding=1).to(memory_format=torch.channels_last) for _ in range(4)]
         model = smp.DistributedModel(nn.Sequential(*convolutions))
@@ -505,6 +505,9 @@ def goes_on_where_weights_lie_otherwise() -> None:
     model, optimizer, train = started()
     train(0), train(1)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for entries in saved[1]["state"].values():
+        averages = [each for each in entries.values() if each.dim() == 4]
+        assert all(each.is_contiguous(memory_format=torch.channels_last) for each in averages)
     wanted = train(2), train(3)
     model, optimizer, train = started()
     model.load_state_dict(saved[0])
@@ -576,7 +579,8 @@ def test_parameters_of_a_split_model_are_read_outside_of_their_modules(pool: Poo
 
 
 def test_state_of_weights_that_lie_otherwise_in_memory_is_sharded_as_they_are(pool: Pools) -> None:
-    pool(4).run(goes_on_where_weights_lie_otherwise)
+    for sharding in ({"sharded_data_parallel_degree": 2, **BY_BLOCK}, {"shard_optimizer_state": True}):
+        pool(4).run(goes_on_where_weights_lie_otherwise, sharding)
 
 
 def test_sparse_gradients_and_early_state_go_with_sharded_parameters(pool: Pools) -> None:

@@ -24,6 +24,7 @@ from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes
 from opensmd.modelparallel.ranks.slices import Rows, Slicing, gather_parameters
 from opensmd.modelparallel.sharding._torch_internals import local_part
+from opensmd.modelparallel.sharding.former_layout import make_contiguous
 from opensmd.modelparallel.sharding.trained_slices import (
     OfShardedParameter,
     OfWholeParameter,
@@ -272,7 +273,7 @@ class ShardedMethods(PrecisionAttributes):
             rows = Rows(self._smp_group.size(), self._smp_group.rank())
             trained = OfShardedParameter(parameter, placeholder, number, rows, self._smp_group)
         else:
-            parameter.data = parameter.data.contiguous()
+            make_contiguous(parameter)
             trained = OfWholeParameter(parameter, placeholder, number, self._smp_slicing, self._smp_group)
         trained.own = nn.Parameter(trained.memory(), parameter.requires_grad)
         trained.own.ds_tensor = getattr(parameter, "ds_tensor", None)  # type: ignore[attr-defined]

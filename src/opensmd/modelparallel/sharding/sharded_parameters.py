@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.sharding._torch_internals import has_hooks, local_part
+from opensmd.modelparallel.sharding.former_layout import describe_as, make_contiguous
 from opensmd.modelparallel.sharding.units import find_units, kept_units
 from opensmd.modelparallel.tensor_parallel.layers.embedding import DistributedEmbedding
 
@@ -74,6 +75,7 @@ class ShardedParameters:
                 self._before.append(old)
                 old.untyped_storage().resize_(0)
                 describe_part(parameter)
+                describe_as(parameter, old)
         assert isinstance(unit, FSDPModule)
         self.units.append(unit)
         self.stays_gathered = self.stays_gathered and keep
@@ -186,5 +188,5 @@ def _own_parameters(units: Sequence[nn.Module], chosen: Collection[int]) -> list
 def made_equal(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Give all ranks of ``group`` the first one's values."""
     for parameter in parameters:
-        parameter.data = parameter.data.contiguous()
+        make_contiguous(parameter)
         dist.broadcast(parameter.detach(), group=group, group_src=0)

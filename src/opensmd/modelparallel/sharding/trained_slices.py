@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.ranks.slices import Rows, Slicing, gathered
 from opensmd.modelparallel.sharding._torch_internals import local_part
+from opensmd.modelparallel.sharding.former_layout import as_before_cutting
 
 __all__ = ["OfShardedParameter", "OfWholeParameter", "TrainedSlice", "is_cut"]
 
@@ -84,7 +85,8 @@ class OfWholeParameter(TrainedSlice):
         return self.slicing.cut(whole)
 
     def whole(self, part: Tensor) -> Tensor:
-        return gathered(part, self.parameter.shape, self.slicing, self.group)
+        whole = gathered(part, self.parameter.shape, self.slicing, self.group)
+        return as_before_cutting(whole, self.parameter)
 
 
 @dataclass
@@ -105,7 +107,8 @@ class OfShardedParameter(TrainedSlice):
         return self.rows.cut(whole)
 
     def whole(self, part: Tensor) -> Tensor:
-        return self.rows.whole(part, self.parameter.shape, self.group)
+        whole = self.rows.whole(part, self.parameter.shape, self.group)
+        return as_before_cutting(whole, self.parameter)
 
     @property
     def _tensor(self) -> DTensor:

@@ -20,6 +20,7 @@ from opensmd.modelparallel.ranks.gathered import Gathered, noting_gathered
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.spread import Spread, left_in_pieces
 from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.memory_layout import contiguous_strides, strides_kept, strides_of
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.merge import with_versions
 from opensmd.modelparallel.state_dicts.model_state import ModelState
@@ -217,9 +218,12 @@ class HostCopies:
 
 
 def _buffer_for(tensor: Tensor, before: Tensor | None) -> Tensor:
-    if before is not None and before.shape == tensor.shape and before.dtype == tensor.dtype:
+    """Return host memory in the tensor's layout, which fused optimizers take for the parameter's."""
+    shape, dtype = tensor.shape, tensor.dtype
+    strides = strides_kept(shape, strides_of(tensor)) or contiguous_strides(shape)
+    if before is not None and (before.shape, before.dtype, before.stride()) == (shape, dtype, strides):
         return before
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def _trained_memory() -> frozenset[int]:
