@@ -1,17 +1,18 @@
-"""Saves beside training that one rank alone waits for."""
+"""Saves beside training: who waits for them, and what they have."""
 
 from __future__ import annotations
 
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.checkpoint.saving import pacing, saving_thread
+from opensmd.modelparallel.checkpoint.saving import background, pacing, saving_thread, writing
 from tests.support.equality import Pools
 from tests.support.partitioned import restart
 
@@ -45,6 +46,60 @@ def test_a_rank_that_waits_for_a_save_alone_hurries_all_others(
     pool: Pools, tmp_path: Path, waiting: int
 ) -> None:
     assert pool(2).run(one_waits, str(tmp_path), waiting) == [True, True]
+
+
+def saved_layouts(folder: str) -> list[bool]:
+    """Whether the state of a convolution lies like its weight in a checkpoint that a thread has written."""
+    restart()
+    module = nn.Conv2d(2, 2, 2).to(memory_format=torch.channels_last)
+    model = smp.DistributedModel(module)
+    optimizer = smp.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+
+    @smp.step
+    def step(images: torch.Tensor) -> None:
+        model.backward(model(images).square().mean())
+
+    step(torch.ones(1, 2, 4, 4))
+    optimizer.step()
+    saving = {"partial": False, "optimizer": optimizer, "blocking": False}
+    for tag in ("one", "two"):  # the second reuses the first one's memory
+        smp.save_checkpoint(folder, tag, **saving).wait()
+    found = [torch.load(f"{folder}/optimizer_{tag}")["state"][0]["exp_avg"] for tag in ("one", "two")]
+    return [each.stride() == module.weight.stride() for each in found]
+
+
+def test_copies_lie_in_memory_like_what_is_saved(pool: Pools, tmp_path: Path) -> None:
+    assert pool(1).run(saved_layouts, str(tmp_path)) == [[True, True]]
+
+
+def saved_after_an_interrupt(folder: str) -> tuple[bool, Any]:
+    """Save again after a wait was interrupted; whether the first save has ended, and what it has."""
+    restart()
+    held = threading.Event()
+
+    def late(*arguments: Any) -> None:
+        held.wait()
+        writing.write_snapshot(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(background, "write_snapshot", late)
+        content = {"numbers": torch.zeros(3)}
+        first = smp.save_checkpoint(folder, "one", user_content=content, blocking=False)
+        content["numbers"] = torch.ones(3)
+        with patch.context() as interrupting, pytest.raises(KeyboardInterrupt):
+            interrupting.setattr(first, "_outcome", interrupted)
+            smp.save_checkpoint(folder, "two", user_content=content, blocking=False)
+        threading.Timer(0.2, held.set).start()
+        smp.save_checkpoint(folder, "two", user_content=content, blocking=False).wait()
+    return first.done, smp.resume_from_checkpoint(folder, "one")["numbers"].tolist()
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_save_after_an_interrupt_waits_for_the_one_under_way(pool: Pools, tmp_path: Path) -> None:
+    assert pool(1).run(saved_after_an_interrupt, str(tmp_path)) == [(True, [0.0, 0.0, 0.0])]
 
 
 def elsewhere(folder: str) -> list[str]:

@@ -166,12 +166,17 @@ class _Saver:
         return self.latest
 
     def finish(self) -> None:
-        latest, self.latest = self.latest, None
-        if latest is not None:
-            try:
-                latest.wait()
-            finally:
-                self.is_stuck = not latest.done
+        latest = self.latest
+        if latest is None:
+            return
+        try:
+            latest.wait()
+        except Exception:
+            self.latest = None
+            raise
+        finally:  # after an interrupt it is still the latest, whose copies are in use
+            self.is_stuck = not latest.done
+        self.latest = None
 
     def end(self) -> None:
         """Finish, and let go of the thread and the groups."""
@@ -185,18 +190,18 @@ class _Saver:
                         dist.destroy_process_group(group)
 
 
-_savers: list[_Saver] = []  # at most one
+_saver: _Saver | None = None  # of the latest groups
 
 
 def save_in_background(snapshot: Snapshot) -> BackgroundSave:
     """Copy and write the snapshot during training; all ranks must call."""
-    saver = _saver()
-    if saver is None:
-        saver = _Saver(state.groups, _make_groups())
-        _savers.append(saver)
+    global _saver
+    _end_of_earlier_groups()
+    if _saver is None:
+        _saver = _Saver(state.groups, _make_groups())
         if _forget not in state.undoing:
             state.undoing.append(_forget)
-    return saver.save(snapshot)
+    return _saver.save(snapshot)
 
 
 def finish_background_save() -> None:
@@ -205,16 +210,14 @@ def finish_background_save() -> None:
     Raises:
         SMPCheckpointError, OSError, TypeError: the save has failed.
     """
-    saver = _saver()
-    if saver is not None:
-        saver.finish()
+    _end_of_earlier_groups()
+    if _saver is not None:
+        _saver.finish()
 
 
-def _saver() -> _Saver | None:
-    """Return the saver of the present groups, if there is one, and end that of earlier ones."""
-    if _savers and _savers[0].of is not state.groups:
+def _end_of_earlier_groups() -> None:
+    if _saver is not None and _saver.of is not state.groups:
         end_background_saves()
-    return _savers[0] if _savers else None
 
 
 def end_background_saves() -> None:
@@ -222,10 +225,10 @@ def end_background_saves() -> None:
 
     What a save has failed with is a warning: ranks that join know nothing of it, and are in the next save.
     """
-    if not _savers:
+    if _saver is None:
         return
     try:
-        _savers.pop().end()
+        _forget()
     except Exception as error:
         logger.warning("%s", error)
     gc.collect()  # the error's traceback has held on to the memory of the groups
@@ -258,17 +261,20 @@ def _make_group(members: Sequence[int]) -> dist.ProcessGroup:
 
 
 def _forget() -> None:
-    if _savers:
-        _savers.pop().end()
+    global _saver
+    saver, _saver = _saver, None
+    if saver is not None:
+        saver.end()
 
 
 def _report() -> None:
     """At the end of a script, print failures that nobody has asked about."""
-    for saver in _savers:
-        try:
-            saver.finish()
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    if _saver is None:
+        return
+    try:
+        _saver.finish()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
 
 atexit.register(_report)
