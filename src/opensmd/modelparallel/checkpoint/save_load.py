@@ -90,6 +90,8 @@ def save(
         "caller": Caller(),
     }
     if not partial:
+        if path.is_symlink():
+            path = path.resolve()  # as torch.save writes through links
         aside = write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1), **options)
         commit(aside, path, alone=False)  # other ranks may be writing the same name
         return

@@ -398,3 +398,12 @@ def test_numpys_types_are_not_made_in_the_other_way_that_pickle_has(named: bytes
     replace_pickle(path, b"\x80\x02" + named + b"X\x01\x00\x00\x00Ot\x81.")  # NEWOBJ
     with pytest.raises(SMPCheckpointError, match=r"x\.pt (holds what torch's|cannot be loaded: TypeError)"):
         read(path)
+
+
+def test_a_whole_file_is_written_through_a_link_as_by_torch(tmp_path: Path) -> None:
+    link, folder = tmp_path / "latest.pt", tmp_path / "elsewhere"
+    folder.mkdir()
+    link.symlink_to("elsewhere/step_1.pt")
+    for value in (1, 2):
+        save({"value": value}, str(link), partial=False)
+        assert link.is_symlink() and load(str(folder / "step_1.pt"), partial=False) == {"value": value}
