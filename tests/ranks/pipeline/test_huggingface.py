@@ -220,3 +220,30 @@ def ask_later(settings: dict[str, Any]) -> list[str]:
 def test_attentions_that_are_asked_for_later_are_refused(pool: Pools, settings: dict[str, Any]) -> None:
     for [message] in pool(2).run(ask_later, settings, backend=None):  # the error ends the groups of smp
         assert "got a forward hook, which runs only where module" in message
+
+
+class Pretrained(nn.Sequential):
+    """Saves like a model of transformers."""
+
+    def save_pretrained(self, folder: str, state_dict: dict[str, Tensor] | None = None) -> list[str]:
+        return sorted(self.state_dict() if state_dict is None else state_dict)
+
+
+def saves(settings: dict[str, Any]) -> str | None:
+    """What saving without a state dict says."""
+    restart(**settings)
+    model = smp.DistributedModel(Pretrained(nn.Linear(2, 2), nn.Linear(2, 2)))
+    smp.step(lambda rows: model(rows))(torch.ones(2, 2))
+    whole = model.state_dict()
+    assert model.module.save_pretrained("folder", state_dict=whole) == sorted(whole)
+    try:
+        assert model.module.save_pretrained("folder") == sorted(whole)
+    except SMPUnsupportedError as error:
+        return str(error)
+    return None
+
+
+def test_saving_a_part_of_a_model_without_a_state_dict_says_what_to_do(pool: Pools) -> None:
+    for settings in ({"partitions": 2}, {"ddp": True, "sharded_data_parallel_degree": 2}):
+        assert all("state_dict=weights" in str(text) for text in pool(2).run(saves, settings))
+    assert pool(2).run(saves, {"ddp": True}) == [None, None]

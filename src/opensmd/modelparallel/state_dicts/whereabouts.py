@@ -21,6 +21,7 @@ from opensmd.modelparallel.planning.plan import Plan, ancestors
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.save_pretrained import require_whole
 
 __all__ = ["Whereabouts"]
 
@@ -77,7 +78,7 @@ class Whereabouts(nn.Module):
         if hasattr(module, "module"):
             return module
         if not is_view_of(self._view, module):
-            self.__dict__["_view"] = view_of(module, self._levels)
+            self.__dict__["_view"] = view_of(module, self._levels, require_whole)
         return self._view
 
     def get_module(self) -> nn.Module:
