@@ -9,6 +9,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -97,6 +98,8 @@ class KeptModel:
     ) -> None:
         self._attributes = [(submodule, dict(submodule.__dict__)) for submodule in module.modules()]
         values = [value for _, kept in self._attributes for value in kept.values()]
+        values += [value for parameter in parameters for value in vars(parameter).values()]
+        self._holders = [(each, dict(vars(each))) for each in _holders_of_tensors(values)]
         self._contents = [(each, content_of(each)) for value in values for each in containers_in(value)]
         inside = [value for _, content in self._contents for value in _values(content)]
         self._generators = ways_back([*values, *inside])
@@ -109,6 +112,9 @@ class KeptModel:
         for submodule, kept in self._attributes:
             submodule.__dict__.clear()
             submodule.__dict__.update(kept)
+        for holder, kept in self._holders:
+            vars(holder).clear()
+            vars(holder).update(kept)
         for container, content in self._contents:
             set_content(container, content)
         for back in self._generators:
@@ -143,6 +149,20 @@ def untouched(module: nn.Module, written: WrittenTensors | None) -> Iterator[Non
         kept.put_back()
         if written is not None:
             written.put_back()
+
+
+def _holders_of_tensors(values: Iterable[Any]) -> list[Any]:
+    """Return the objects that have tensors as attributes, such as bitsandbytes' states of quantized weights.
+
+    A forward may write there what it computes from its weights, which in the run are fakes.
+    """
+    others = (Tensor, nn.Module, type, ModuleType)
+    held = {id(value): value for value in values if not isinstance(value, others)}
+    return [
+        value
+        for value in held.values()
+        if any(isinstance(each, Tensor) for each in getattr(value, "__dict__", {}).values())
+    ]
 
 
 def _values(content: Content) -> Iterable[Any]:

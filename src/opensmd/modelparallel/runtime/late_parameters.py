@@ -43,7 +43,7 @@ class PlacedParameters:
 
     def _look_again(self) -> None:
         for name, parameter in self._module.named_parameters():
-            if id(parameter) not in self._known:
+            if id(parameter) not in self._known and not self._is_frozen_like_before(name, parameter):
                 raise SMPError(
                     f"parameter {name!r} was added to the model after the first step, which placed all "
                     "of its parts: no rank would train it. Change the model before the first step; to keep "
@@ -52,7 +52,20 @@ class PlacedParameters:
                 )
         self._remember()
 
+    def _is_frozen_like_before(self, name: str, parameter: nn.Parameter) -> bool:
+        """Whether it is in the place of another that nobody trains either.
+
+        PEFT sets quantized weights anew in each forward of DoRA on a CPU.
+        """
+        before = self._frozen.get(name)
+        return not parameter.requires_grad and before == (parameter.shape, parameter.dtype)
+
     def _remember(self) -> None:
+        self._frozen = {
+            name: (each.shape, each.dtype)
+            for name, each in self._module.named_parameters()
+            if not each.requires_grad
+        }
         # The objects are kept with their ids, which new ones could otherwise get.
         self._known = {id(each): each for each in self._module.parameters()}
         self._seen = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -24,6 +25,19 @@ def test_a_dry_run_leaves_containers_in_containers_and_their_order_as_they_were(
         module.mean += 1
     assert module.losses == [1, {"a": [2]}] and list(module._parameters) == names
     assert module.mean.sum() == 0
+
+
+def test_objects_with_tensors_at_modules_and_parameters_are_as_they_were() -> None:
+    module = Keeping()
+    scale = torch.ones(1)
+    module.losses = SimpleNamespace(scale=scale, nested=True)
+    module.weight.scales = SimpleNamespace(scale=scale)
+    with untouched(module, None):
+        module.losses.scale = torch.zeros(1)
+        del module.losses.nested
+        module.weight.scales.scale = torch.zeros(1)
+    assert vars(module.losses) == {"scale": scale, "nested": True}
+    assert module.weight.scales.scale is scale
 
 
 def test_a_buffer_that_a_dry_run_has_resized_has_its_size_again() -> None:

@@ -1,0 +1,32 @@
+"""What may take the place of a parameter between steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
+
+
+def test_frozen_parameters_may_be_set_anew() -> None:
+    module = nn.Linear(2, 2)
+    module.weight.requires_grad_(False)
+    placed = PlacedParameters(module)
+    for _ in range(2):
+        module.weight = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+        placed.require_no_others()
+
+
+@pytest.mark.parametrize(
+    "shape, frozen, trained", [((2, 2), False, False), ((2, 2), True, True), ((3, 2), True, False)]
+)
+def test_others_may_not(shape: tuple[int, ...], frozen: bool, trained: bool) -> None:
+    """Those that were or are trained, or of another shape."""
+    module = nn.Linear(2, 2)
+    module.weight.requires_grad_(not frozen)
+    placed = PlacedParameters(module)
+    module.weight = nn.Parameter(torch.ones(shape), requires_grad=trained)
+    with pytest.raises(SMPError, match="'weight' was added"):
+        placed.require_no_others()
