@@ -26,6 +26,7 @@ __all__ = [
     "Event",
     "Stream",
     "current_accelerator_stream",
+    "memory_history",
     "nccl_version",
     "raw_stream",
 ]
@@ -122,6 +123,16 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     """Resident and peak memory in words."""
     return f"resident {memory_allocated() >> 20} MiB, peak {max_memory_allocated() >> 20} MiB (process)"
+
+
+def memory_snapshot(*_: Any, **__: Any) -> list[Any]:
+    """No segments: nothing is allocated on a device."""
+    return []
+
+
+def memory_history(*_: Any, **__: Any) -> dict[str, list[Any]]:
+    """Return what CUDA's allocator has recorded, which is nothing, in the shape in which scripts save it."""
+    return {"segments": [], "device_traces": []}
 
 
 def manual_seed(seed: int) -> None:
@@ -302,6 +313,7 @@ CALLS: dict[str, Any] = {
     "memory_stats": memory_stats,
     "memory_summary": memory_summary,
     "mem_get_info": mem_get_info,
+    "memory_snapshot": memory_snapshot,
     "reset_accumulated_memory_stats": nothing,
     "reset_peak_memory_stats": nothing,
     "reset_max_memory_allocated": nothing,

@@ -29,12 +29,14 @@ from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cu
 from opensmd.launch.mapped_cuda.cuda_calls import (
     CALLS,
     current_accelerator_stream,
+    memory_history,
     nccl_version,
     raw_stream,
 )
 from opensmd.launch.mapped_cuda.generators import Generator
 from opensmd.launch.mapped_cuda.nccl_class import ProcessGroupNCCL
 from opensmd.launch.mapped_cuda.numbered import forget_numbers, number_devices
+from opensmd.launch.mapped_cuda.precision import precision_places
 from opensmd.launch.mapped_cuda.scripted import forget_scripted, script_as
 from opensmd.launch.mapped_cuda.sharded import forget_import, on_cpu_alone, when_imported
 from opensmd.launch.mapped_cuda.spawned import told_to_map
@@ -151,6 +153,8 @@ def _places() -> Iterator[_Place]:
         yield torch.cuda.profiler, name, CALLS["synchronize"]
     profile = torch.autograd.profiler.profile
     yield profile, "__init__", _profiling_the_cpu(profile.__init__)
+    yield torch.cuda.memory, "_record_memory_history", CALLS["synchronize"]
+    yield torch.cuda.memory, "_snapshot", memory_history
     yield torch.cuda.nccl, "version", nccl_version
     # bitsandbytes reads it on import, and peft and others import bitsandbytes
     yield torch._C, "_cuda_getCurrentRawStream", raw_stream
@@ -174,7 +178,7 @@ def _places() -> Iterator[_Place]:
     starts = multiprocessing.spawn
     yield starts, "get_preparation_data", told_to_map(starts.get_preparation_data, install)
     yield from _moves()
-    yield from _precision()
+    yield from precision_places()
     yield from _groups()
     yield from _modules()
 
@@ -205,12 +209,6 @@ def _moves() -> Iterator[_Place]:
     yield DeviceContext, "__init__", translated(DeviceContext.__init__, 1)
     for wrapper in (torch.nn.parallel.DistributedDataParallel, LegacyDistributedDataParallel):
         yield wrapper, "__init__", _without_device_ids(wrapper)
-
-
-def _precision() -> Iterator[_Place]:
-    """Autocast and gradient scaling."""
-    yield torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu()
-    yield torch.amp.GradScaler, "__init__", _scaler_on_cpu()
 
 
 def _modules() -> Iterator[_Place]:
@@ -324,31 +322,6 @@ def _without_device_ids(wrapper: type[torch.nn.Module]) -> Callable[..., None]:
         self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *rest: Any, **kw: Any
     ) -> None:
         original(self, module, None, None, *rest, **kw)
-
-    return init
-
-
-def _autocast_on_cpu() -> Callable[..., None]:
-    original = torch.amp.autocast_mode.autocast.__init__
-
-    @wraps(original)
-    def init(
-        self: Any, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **kwargs: Any
-    ) -> None:
-        if device_type == "cuda":
-            # CUDA's default is float16, which few CPUs can compute with; the CPU's is bfloat16.
-            device_type, dtype = "cpu", torch.bfloat16
-        original(self, device_type, dtype, *rest, **kwargs)
-
-    return init
-
-
-def _scaler_on_cpu() -> Callable[..., None]:
-    original = torch.amp.GradScaler.__init__
-
-    @wraps(original)
-    def init(self: Any, device: str = "cuda", *rest: Any, **kwargs: Any) -> None:
-        original(self, without_cuda(device), *rest, **kwargs)
 
     return init
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 import torch
@@ -197,6 +198,43 @@ def test_mixed_precision_trains() -> None:
         losses.append(loss.item())
     assert scalers[0].is_enabled()
     assert losses[-1] < 0.2 * losses[0]
+
+
+@pytest.mark.usefixtures("mapped")
+def test_autograd_functions_for_mixed_precision_go_backwards_as_they_came() -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda")
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, weight)
+            return x @ weight
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x, weight = ctx.saved_tensors
+            return grad @ weight.T, x.T @ grad
+
+    weight = torch.ones(3, 2, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = Product.apply(torch.ones(4, 3), weight)  # type: ignore[no-untyped-call]
+        assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
+        assert torch.get_autocast_dtype("cuda") == out.dtype == torch.bfloat16
+        torch.set_autocast_enabled("cuda", False)
+        assert not torch.is_autocast_enabled("cpu")
+        torch.set_autocast_enabled(True)
+        assert torch.is_autocast_enabled("cpu")
+    out.float().sum().backward()
+    assert weight.grad is not None and weight.grad.tolist() == [[4.0, 4.0]] * 3
+
+
+@pytest.mark.usefixtures("mapped")
+def test_a_script_records_and_saves_a_history_of_memory(tmp_path: Path) -> None:
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    assert torch.cuda.memory_snapshot() == []
+    torch.cuda.memory._dump_snapshot(f"{tmp_path}/snapshot.pickle")
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert pickle.loads((tmp_path / "snapshot.pickle").read_bytes())["segments"] == []
 
 
 @pytest.mark.usefixtures("mapped")
