@@ -29,9 +29,11 @@ def warn_of_ignored(environ: Mapping[str, str]) -> None:
     Warns:
         UserWarning: some variables are set and have no effect.
     """
-    launch = current_launch(environ)
     names = ignored(environ)
-    if names and (launch is None or launch.rank == 0):
+    if not names:
+        return
+    launch = current_launch(environ)
+    if launch is None or launch.rank == 0:
         warnings.warn(
             "these variables tuned the original libraries and have no effect here: "
             f"{', '.join(names)}. Unset them",

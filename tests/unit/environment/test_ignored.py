@@ -20,3 +20,4 @@ def test_all_that_are_set_are_named_in_one_warning_on_the_first_rank() -> None:
         warnings.simplefilter("error")
         warn_of_ignored({**SET, **place})
         warn_of_ignored({"PATH": "/bin"})
+        warn_of_ignored({**place, "WORLD_SIZE": "1"})  # a spawned rank that has set its RANK alone

@@ -290,6 +290,7 @@ CALLS: dict[str, Any] = {
     "is_bf16_supported": yes,
     "is_tf32_supported": no,
     "is_current_stream_capturing": no,
+    "can_device_access_peer": yes,
     "init": nothing,
     "_lazy_init": nothing,
     "device_count": device_count,

@@ -167,6 +167,7 @@ def test_functions_answer_alike_in_the_submodules_that_define_them() -> None:
     torch.cuda.random.set_rng_state(torch.cuda.random.get_rng_state())
     assert len(torch.cuda.random.get_rng_state_all()) == 2
     assert torch.cuda.memory.memory_allocated() > 0
+    assert torch.cuda.can_device_access_peer(0, 1)
     torch.cuda.streams.Event(enable_timing=True).record()
     with torch.random.fork_rng([0, 1]):
         torch.rand(3)
