@@ -256,18 +256,20 @@ def dropout_before_shared_modules(stages: int) -> None:
     random.seed(smp.rank())
 
     @smp.step
-    def step_function(x: Tensor) -> Tensor:
-        output = model(x * torch.rand(()) * random.random() * numpy.random.random())
+    def step_function(x: Tensor) -> tuple[Tensor, Tensor]:
+        factor = torch.rand(()) * random.random() * numpy.random.random()
+        output = model(x * factor)
         model.backward(output.square().mean())
-        return output
+        return output, factor
 
+    results: list[Tensor] = []
     for _ in range(2):
-        output = step_function(torch.ones(4, 8)).concat()
+        results.extend(each.concat() for each in step_function(torch.ones(4, 8)))
         optimizer.step()
     drawn = torch.tensor([random.random(), numpy.random.random()])
     biases = [each.detach() for name, each in model.local_named_parameters() if "bias" in name]
     assert stages * len(biases) == 2
-    for one in (output, *biases, torch.rand(3), drawn):
+    for one in (*results, *biases, torch.rand(3), drawn):
         mine, other = smp.allgather(one, smp.TP_GROUP)
         assert mine.equal(other)
 
