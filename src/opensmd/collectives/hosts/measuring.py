@@ -50,8 +50,9 @@ def agree_on_thresholds(
     """
     pair = (hosts[0][0], hosts[1][0])
     measured: dict[str, float] = {}
-    if place in pair and not {"link", "delay"} <= set(given):
-        measured = exchange.within("measuring the network", lambda: _measure(gloo, place, pair))
+    if place in pair:
+        wanted = not {"link", "delay"} <= set(given)
+        measured = exchange.within("measuring the network", lambda: _measure(gloo, place, pair, wanted))
     text = ""
     if place == pair[0]:
         usual = _cluster(hosts, given)
@@ -70,14 +71,18 @@ def _cluster(hosts: Sequence[Sequence[int]], known: Mapping[str, float]) -> Clus
     return Cluster(len(hosts), max(map(len, hosts)), **{"link": USUAL_LINK, **known})
 
 
-def _measure(gloo: Any, place: int, pair: tuple[int, int]) -> dict[str, float]:
-    """Return what position ``pair[0]`` measures; nothing on the other one."""
-    small = torch.zeros(8, dtype=torch.uint8, device="cpu")  # whatever the script's default device
+def _measure(gloo: Any, place: int, pair: tuple[int, int], wanted: bool) -> dict[str, float]:
+    """Return what position ``pair[0]`` measures if it wants to; nothing on the other one, whatever it wants."""
+    small = torch.full((8,), int(wanted), dtype=torch.uint8, device="cpu")  # not on the script's default device
     large = torch.zeros(LARGE, dtype=torch.uint8, device="cpu")
     if place == pair[1]:
-        for tensor in [small] * ROUNDS + [large] * 2:
+        gloo.recv([small], pair[0], TAG).wait()
+        for tensor in ([small] * ROUNDS + [large] * 2) if small[0] else ():
             gloo.recv([tensor], pair[0], TAG).wait()
             gloo.send([small], pair[0], TAG).wait()
+        return {}
+    gloo.send([small], pair[1], TAG).wait()
+    if not wanted:
         return {}
 
     def there_and_back(tensor: torch.Tensor) -> float:
