@@ -115,3 +115,15 @@ def run_giving_up(interfaces: int) -> int:
 def test_a_rank_that_gives_up_closes_the_connections_over_all_interfaces(interfaces: int) -> None:
     made = values(run_once(2, run_giving_up, interfaces, backend=None))
     assert made == [2 * interfaces] * 2
+
+
+def run_with_other_interfaces() -> str:
+    use_interfaces(1 + int(os.environ["RANK"]))
+    with pytest.raises(dist.DistBackendError) as error:
+        init_on("ab")
+    return str(error.value)
+
+
+def test_ranks_that_name_other_numbers_of_interfaces_say_so_at_once() -> None:
+    for error in values(run_once(2, run_with_other_interfaces, backend=None)):
+        assert "on rank 1 ('lo,lo') than on rank 0 ('lo')" in error, error

@@ -72,9 +72,10 @@ def _cluster(hosts: Sequence[Sequence[int]], known: Mapping[str, float]) -> Clus
 
 
 def _measure(gloo: Any, place: int, pair: tuple[int, int], wanted: bool) -> dict[str, float]:
-    """Return what position ``pair[0]`` measures if it wants to; nothing on the other one, whatever it wants."""
-    small = torch.full((8,), int(wanted), dtype=torch.uint8, device="cpu")  # not on the script's default device
-    large = torch.zeros(LARGE, dtype=torch.uint8, device="cpu")
+    """Return what position ``pair[0]`` measures, if that one wants to; nothing on the other one."""
+    cpu = torch.device("cpu")  # whatever the script's default device
+    small = torch.full((8,), int(wanted), dtype=torch.uint8, device=cpu)
+    large = torch.zeros(LARGE, dtype=torch.uint8, device=cpu)
     if place == pair[1]:
         gloo.recv([small], pair[0], TAG).wait()
         for tensor in ([small] * ROUNDS + [large] * 2) if small[0] else ():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,10 +32,11 @@ def gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:
     """
     options, failure = _options(place, exchange, plan)
     # This also names who is missing, where Gloo would name one of its keys.
-    failures = [text for text in exchange.all_gather("before Gloo", failure) if text]
-    if failures:
+    said = exchange.all_gather("before Gloo", json.dumps([failure, _named_interfaces()]))
+    obstacle = _obstacle(place.ranks, [tuple(json.loads(text)) for text in said])
+    if obstacle:
         exchange.close("no Gloo")
-        raise dist.DistBackendError(f"making group {place.name!r}: {failures[0]}")
+        raise dist.DistBackendError(f"making group {place.name!r}: {obstacle}")
 
     def connect() -> Any:
         store = PrefixStore(f"opensmd/gloo/{exchange.generation}", another_client(place.store))
@@ -50,9 +52,31 @@ def _options(place: Membership, exchange: Exchange, plan: GroupPlan) -> tuple[An
         return call_within(place.timeout.total_seconds(), make), ""
     except (RuntimeError, TimeoutError) as error:
         reason = str(error).strip().split("\n")[0]
-        named = os.environ.get("GLOO_SOCKET_IFNAME")
+        named = _named_interfaces()
         where = f", with GLOO_SOCKET_IFNAME={named!r} there" if named else ""
         return None, f"rank {exchange.rank} cannot listen for the others of Gloo{where}: {reason}"
+
+
+def _named_interfaces() -> str:
+    return os.environ.get("GLOO_SOCKET_IFNAME", "")
+
+
+def _obstacle(ranks: Sequence[int], said: Sequence[tuple[str, str]]) -> str:
+    """Return why Gloo cannot connect, if so; each rank has said why it cannot, and the interfaces it uses.
+
+    Ranks with other numbers of interfaces would look for each other's messages on other connections.
+    """
+    for failure, _ in said:
+        if failure:
+            return failure
+    (_, first), counts = said[0], [len(named.split(",")) for _, named in said]
+    for rank, (_, named), count in zip(ranks, said, counts, strict=True):
+        if count != counts[0]:
+            return (
+                f"GLOO_SOCKET_IFNAME names another number of network interfaces on rank {rank} ({named!r}) "
+                f"than on rank {ranks[0]} ({first!r}). Give it as many on all ranks, in the same order."
+            )
+    return ""
 
 
 def _connected(place: Membership, exchange: Exchange, plan: GroupPlan, connect: Callable[[], Any]) -> Any:
