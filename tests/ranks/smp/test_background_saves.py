@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch import nn
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.checkpoint.saving import background, pacing, saving_thread, writing
+from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.runtime.tensors import before_writing
 from tests.support.equality import Pools
 from tests.support.partitioned import restart
 
@@ -100,6 +103,38 @@ def interrupted() -> None:
 
 def test_a_save_after_an_interrupt_waits_for_the_one_under_way(pool: Pools, tmp_path: Path) -> None:
     assert pool(1).run(saved_after_an_interrupt, str(tmp_path)) == [(True, [0.0, 0.0, 0.0])]
+
+
+def forked_beside_a_save(folder: str) -> tuple[int, bool]:
+    """How a child ends that is forked beside a save, and whether the parent's save ends."""
+    restart()
+    parameter = nn.Parameter(torch.zeros(200, 200))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    held = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(background, "write_snapshot", lambda *_: held.wait())
+        save = smp.save_checkpoint(folder, "one", user_content=1, blocking=False)
+        reader = before_writing.Reader(held.wait)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)  # ends a child that waits
+            try:
+                optimizer.step()
+                assert background._saver is None
+                with pytest.raises(SMPCheckpointError, match="of which this is a fork"):
+                    save.wait()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        held.set()
+        reader.close()
+        save.wait()
+    return status, save.done
+
+
+def test_a_fork_does_not_wait_for_its_parents_save(pool: Pools, tmp_path: Path) -> None:
+    assert pool(1).run(forked_beside_a_save, str(tmp_path)) == [(0, True)]
 
 
 def elsewhere(folder: str) -> list[str]:

@@ -60,6 +60,7 @@ class BackgroundSave:
         self._patience = timeout_of(default_group())  # read now: the group may be gone later
         self._copying = snapshot.copying
         self._is_told = False
+        self._process = os.getpid()
         self._hurry = hurry
         self._pace = Pace(hurry.is_wanted)
         self._written = thread.submit(
@@ -73,7 +74,7 @@ class BackgroundSave:
         ``optimizer.step`` and ``load_state_dict`` wait by themselves.
         """
         copying = self._copying
-        if copying is not None:
+        if copying is not None and os.getpid() == self._process:
             copying.finish()
 
     @property
@@ -87,10 +88,14 @@ class BackgroundSave:
         Raises:
             SMPCheckpointError, OSError, TypeError: as ``smp.save_checkpoint``, but only once. Also if this
                 rank's thread has made no progress for the timeout of process groups, because other ranks do
-                not come.
+                not come; and in a fork of the process that saves.
         """
         if self._is_told:
             return
+        if os.getpid() != self._process:
+            raise SMPCheckpointError(
+                f"{self._name} is saved by another process, of which this is a fork: wait there"
+            )
         if not self.done:
             self._pace.hurry()
             self._hurry.want()
@@ -267,6 +272,12 @@ def _forget() -> None:
         saver.end()
 
 
+def _leave_to_parent() -> None:
+    """In a forked child, which has no thread that saves, let nothing wait for one."""
+    global _saver
+    _saver = None
+
+
 def _report() -> None:
     """At the end of a script, print failures that nobody has asked about."""
     if _saver is None:
@@ -278,3 +289,4 @@ def _report() -> None:
 
 
 atexit.register(_report)
+os.register_at_fork(after_in_child=_leave_to_parent)

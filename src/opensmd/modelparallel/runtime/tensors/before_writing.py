@@ -6,6 +6,7 @@ Steps of torch optimizers wait automatically; other writers must call ``before_w
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ class Reader:
 
 
 _readers: dict[int, Reader] = {}
+os.register_at_fork(after_in_child=_readers.clear)  # the readers are the parent's threads
 
 
 def before_writing() -> None:
