@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from opensmd.modelparallel._torch_internals import without_interception
+
 __all__ = [
     "by_hand",
     "drop_gradients",
@@ -30,7 +32,8 @@ __all__ = [
 
 def has_hooks(parameter: nn.Parameter) -> bool:
     """Whether hooks wait for a parameter's gradient."""
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+    with without_interception():  # parameters without data refuse what they do not know
+        return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def hooked_parameter(module: FSDPModule) -> nn.Parameter | None:
