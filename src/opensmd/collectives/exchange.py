@@ -54,6 +54,7 @@ class Exchange:
         self._timeout, self._group = timeout.total_seconds(), group
         self._end = time.monotonic() + self._timeout
         self._missing: list[int] = []
+        self._free = store  # a client in which nothing waits
         self.generation = ""
         members = hashlib.blake2s(repr(list(ranks)).encode(), digest_size=8).hexdigest()
 
@@ -132,11 +133,11 @@ class Exchange:
         self.meet(topic)
 
     def within(self, topic: str, work: Callable[[], Result], awaited: Sequence[str] = ()) -> Result:
-        """Return the result of ``work``, which uses the group's store, within the remaining time.
+        """Return the result of ``work`` within the remaining time.
 
         Args:
             topic: what it is, for messages.
-            work: must not hold the store's lock while it waits for other members, except for awaited keys.
+            work: uses the group's store.
             awaited: the keys that it waits for.
 
         Raises:
@@ -169,6 +170,7 @@ class Exchange:
 
         def look() -> None:
             if why := lookout.look():
+                self._free = lookout.client
                 raise DistBackendError(self._in_vain(why))
 
         return look
@@ -200,10 +202,10 @@ class Exchange:
 
         def leave() -> None:
             if why:
-                tell_failure(self._store, self._failed, why)
-            self._store.set(keys[self._rank], "")
+                tell_failure(self._free, self._failed, why)
+            self._free.set(keys[self._rank], "")
             if self._rank == 0:
-                self._store.wait(others, timedelta(seconds=PARTING))
+                self._free.wait(others, timedelta(seconds=PARTING))
 
         with contextlib.suppress(RuntimeError, TimeoutError):
             call_within(PARTING + GRACE, leave)

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Store
 
 from opensmd.collectives.sealed import open_text, seal_text
 
-__all__ = ["GIVEN_UP", "Lookout", "another_client", "tell_failure", "told_failure"]
+__all__ = ["GIVEN_UP", "Lookout", "tell_failure", "told_failure"]
 
 GIVEN_UP = "\0"  # in place of what a member has not said, for those who wait for it
 
@@ -38,6 +38,11 @@ class Lookout:
         self._awaited, self._never_come = awaited, never_come
         self._own: Any = None
 
+    @property
+    def client(self) -> Store:
+        """The client that this looks with, or the group's if it has not looked yet."""
+        return self._own or self._store
+
     def look(self) -> str:
         """Return why the group cannot come about; empty if it may.
 
@@ -45,7 +50,7 @@ class Lookout:
         """
         why = ""
         with contextlib.suppress(RuntimeError):  # the store has its own time limit
-            self._own = self._own or another_client(self._store)
+            self._own = self._own or _another_client(self._store)
             why = self._found(self._own)
             for key in self._missing(self._own) if why else ():
                 self._own.set(key, seal_text(key, GIVEN_UP))
@@ -73,7 +78,7 @@ def told_failure(store: Store, key: str) -> str:
     return open_text(key, store.get(key)) if store.check([key]) else ""
 
 
-def another_client(store: Any) -> Any:
+def _another_client(store: Any) -> Any:
     """Return a client of the same store that does not wait for calls of ``store``, if there can be one."""
     try:
         return store.clone()  # torch does not declare it

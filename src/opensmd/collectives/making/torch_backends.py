@@ -15,7 +15,6 @@ from torch.distributed.distributed_c10d import GroupName
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.exchange import Exchange
-from opensmd.collectives.lookout import another_client
 from opensmd.collectives.making.membership import Membership
 from opensmd.collectives.recording.begin import record_devices
 from opensmd.collectives.stores.deadlines import call_within
@@ -37,11 +36,8 @@ def gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:
     if obstacle:
         exchange.close("no Gloo")
         raise dist.DistBackendError(f"making group {place.name!r}: {obstacle}")
-
-    def connect() -> Any:
-        store = PrefixStore(f"opensmd/gloo/{exchange.generation}", another_client(place.store))
-        return _torch_internals.gloo_group(store, place.rank, place.size, options)
-
+    store = PrefixStore(f"opensmd/gloo/{exchange.generation}", place.store)
+    connect = partial(_torch_internals.gloo_group, store, place.rank, place.size, options)
     return _connected(place, exchange, plan, connect)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["allow_for", "folder"]
 
 OWN = 24  # for the agent, its store and the console
-A_RANK = 8  # two pipes, two files, and connections to the store
+A_RANK = 9  # two pipes, two files, and connections to the store
 FOLDERS = ("/proc/self/fd", "/dev/fd")  # the second is a link to the first, and missing in some sandboxes
 
 
