@@ -60,6 +60,8 @@ class Lookout:
         if told := told_failure(store, self._key):
             return told
         why = self._never_come(self._missing(store))
+        if why:  # but they may have come in the moment before they ended
+            why = self._never_come(self._missing(store))
         if why:
             tell_failure(store, self._key, why)
         return why
