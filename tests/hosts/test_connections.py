@@ -1,6 +1,7 @@
 """Between two ranks of several hosts data go one way over each connection: none waits for the other way.
 
-With several network interfaces there are two connections over each; all of them end with the group.
+With several network interfaces there are two connections over each; all of them end with the group, or with
+the process, whatever it has started.
 """
 
 from __future__ import annotations
@@ -55,6 +56,16 @@ def open_connections() -> set[Ends]:
     return {(own, other) for own, other in found if store not in (own[1], other[1])}
 
 
+def inherited() -> set[Ends]:
+    """Those that a program keeps open which a rank becomes or starts."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
+            if os.get_inheritable(int(path.name)):
+                found.add((connection.getsockname(), connection.getpeername()))
+    return found
+
+
 def use_interfaces(count: int) -> None:
     """As if this host had so many."""
     os.environ["GLOO_SOCKET_IFNAME"] = ",".join(["lo"] * count)
@@ -97,6 +108,7 @@ def run_giving_up(interfaces: int) -> int:
     group: Any = dist.new_group()
     dist.barrier(group)
     made = open_connections() - before
+    assert not made & inherited()
     meet_in_store("all are counted")
     group.set_timeout(timedelta(seconds=1))
     store = dist.distributed_c10d._get_default_store()

@@ -12,9 +12,11 @@ import contextlib
 import functools
 import inspect
 import os
+import stat
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,7 +82,23 @@ def gloo_group(store: Any, rank: int, size: int, options: Any) -> Any:
         size: the number of members.
         options: of :func:`gloo_options`.
     """
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    before = _sockets()
+    made = dist.ProcessGroupGloo(store, rank, size, options)
+    for number in _sockets() - before:  # which other programs in or from this process would keep open
+        with contextlib.suppress(OSError):  # of another thread, and closed meanwhile
+            os.set_inheritable(number, False)
+    return made
+
+
+def _sockets() -> set[int]:
+    """Return this process's descriptors of sockets; nothing where the system does not list them."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for path in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(path.stat().st_mode):
+                    found.add(int(path.name))
+    return found
 
 
 def connections_of(gloo: Any) -> int:
