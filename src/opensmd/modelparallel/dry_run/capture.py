@@ -159,7 +159,7 @@ def _observe_fake(
     written = WrittenTensors(module, call)
     try:
         with (
-            dry(module, written),
+            dry(module, written, observer.reach.backward),
             _quiet(),
             scales_made_for_real(),
             fakes,
@@ -190,10 +190,9 @@ def _observe_real(
 ) -> Observer:
     observer = Observer(Clock(torch.device("cpu")), tree.owners)
     written = WrittenTensors(module, call)
-    backwards = _Backwards()
     try:
         with (
-            dry(module, written, backwards),
+            dry(module, written, observer.reach.backward),
             written,
             observer,
             observer.saving(),
@@ -202,17 +201,7 @@ def _observe_real(
             observer.result(call())
     except Exception as error:
         # There are no gradients, so code that needs one fails only here. By then the model has been seen.
-        if isinstance(error, SMPError) or not backwards.called:
+        if isinstance(error, SMPError) or not observer.reach.went_backward:
             raise
         logger.debug("the dry run ended after a backward (%r)", error)
     return observer
-
-
-class _Backwards:
-    """Replaces backwards by nothing, and remembers whether there was one."""
-
-    def __init__(self) -> None:
-        self.called = False
-
-    def __call__(self, plain: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.called = True

@@ -28,12 +28,13 @@ def trace_of(tree: ModuleTree, observer: Observer, measured: UnitSeconds | None)
         measured: the units' times, if measured.
     """
     begun = measured is not None and measured.with_sums
-    accumulation = _accumulation(tree, observer, begun=begun)
+    backward = observer.backward_seconds()
+    accumulation = _accumulation(tree, observer, backward, begun=begun)
     position = observer.position
     return ModelTrace(
         modules=tree.infos(observer.operations, position.calls),
         units=tuple(
-            _unit(observer, index, entered, measured, accumulation[index])
+            _unit(observer, index, entered, measured, backward[index], accumulation[index])
             for index, entered in enumerate(position.entered)
         ),
         edges=tuple(
@@ -51,20 +52,31 @@ def trace_of(tree: ModuleTree, observer: Observer, measured: UnitSeconds | None)
     )
 
 
-def _accumulation(tree: ModuleTree, observer: Observer, *, begun: bool) -> Mapping[int, float]:
-    """Add the accumulation of a parameter's gradient to the backward of the unit that uses it first."""
+def _accumulation(
+    tree: ModuleTree, observer: Observer, backward: Mapping[int, float], *, begun: bool
+) -> Mapping[int, float]:
+    """Add the accumulation of a parameter's gradient to the backward of the unit that uses it first.
+
+    A unit without ``backward`` has no gradients.
+    """
     seconds: dict[int, float] = defaultdict(float)
     for key, parameter in tree.parameters.items():
         if parameter.requires_grad and observer.flow.users.get(key):
             unit = observer.flow.uses.get(tree.owners[key][0], min(observer.flow.users[key]))
-            seconds[unit] += accumulation_seconds(size_of(parameter), parameter.device, begun=begun)
+            if backward[unit]:
+                seconds[unit] += accumulation_seconds(size_of(parameter), parameter.device, begun=begun)
     return seconds
 
 
 def _unit(
-    observer: Observer, index: int, module: str, measured: UnitSeconds | None, accumulation: float
+    observer: Observer,
+    index: int,
+    module: str,
+    measured: UnitSeconds | None,
+    backward: float,
+    accumulation: float,
 ) -> Unit:
-    forward, backward = observer.forward_seconds[index], observer.backward_seconds[index] + accumulation
+    forward, backward = observer.forward_seconds[index], backward + accumulation
     late = observer.late.seconds[index]
     if measured is not None:
         seconds = measured.forward.get(index, 0.0)

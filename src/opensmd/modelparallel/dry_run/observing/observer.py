@@ -18,11 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel._torch_internals import watchers
 from opensmd.modelparallel.dry_run._torch_internals import seeing_what_is_saved
+from opensmd.modelparallel.dry_run.observing.backward_reach import BackwardReach
 from opensmd.modelparallel.dry_run.observing.data_flow import DataFlow
 from opensmd.modelparallel.dry_run.observing.escaped_tensors import EscapeSearch
 from opensmd.modelparallel.dry_run.observing.weight_gradient_memory import LateGradients
 from opensmd.modelparallel.dry_run.timing.clock import Clock
 from opensmd.modelparallel.dry_run.timing.operation_trials import OperationTrials
+from opensmd.modelparallel.dry_run.timing.step_clock import losses_in
 from opensmd.modelparallel.dry_run.timing.unseen_work import UnseenWork
 from opensmd.modelparallel.planning.cost import cost_of
 from opensmd.modelparallel.runtime.tensors.storages import StorageSet
@@ -44,7 +46,8 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         trials: operations to try because estimates cannot be trusted.
         escapes: tensors that hooks carry out of modules.
         unseen: work that operations do not show.
-        forward_seconds, backward_seconds, flops, activation_bytes: by unit.
+        reach: which operations have a backward.
+        forward_seconds, flops, activation_bytes: by unit.
         operations: their number, by innermost module.
     """
 
@@ -54,14 +57,15 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.unseen = UnseenWork(lambda: position.current, position.now)
         self.flow = flow = DataFlow(position.stack, owners)
         self.forward_seconds: dict[int, float] = defaultdict(float)
-        self.backward_seconds: dict[int, float] = defaultdict(float)
         self.flops: dict[int, float] = defaultdict(float)
         self.activation_bytes: dict[int, int] = defaultdict(int)
         self.hooked: set[str] = set()
         self.late = LateGradients(flow.is_parameter)
-        self.trials = OperationTrials(flow.is_parameter)
+        self.reach = BackwardReach()
+        self.trials = OperationTrials(flow.is_parameter, self.reach.has)
         self.escapes = EscapeSearch(position.stack, flow.made_by)
         self.operations: dict[str, int] = defaultdict(int)
+        self._backwards: dict[tuple[int, int], float] = defaultdict(float)  # by unit, and number for reach
         self._kept = StorageSet()
         self._packing = False  # whether the operation is this observer's own
 
@@ -88,9 +92,11 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         cost = cost_of(func, args, kwargs, out, needs_gradient=differentiated)
         self.flops[unit] += cost.flops
         self.forward_seconds[unit] += cost.forward_seconds
-        self.backward_seconds[unit] += cost.backward_seconds
+        number = self.reach.operation() if differentiated else None
+        if number is not None:
+            self._backwards[unit, number] += cost.backward_seconds
         self.late.operation(func, args, inputs, out, unit, cost.forward_seconds)
-        self.trials.note(func, args, kwargs, out, unit, cost, differentiated=differentiated)
+        self.trials.note(func, args, kwargs, out, unit, cost, number)
         if self.position.stack:
             self.operations[self.position.stack[-1]] += 1
         self.unseen.operation(func, unit, since)
@@ -117,8 +123,17 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return self.unseen.units(self.position.seconds, self.forward_seconds)
 
     def result(self, value: Any) -> None:
-        """Note that the run returned ``value``."""
+        """Note that the run returned ``value``, from which the caller may run backward."""
         self.escapes.result(value)
+        if not self.reach.went_backward:
+            self.reach.losses(losses_in(value))
+
+    def backward_seconds(self) -> dict[int, float]:
+        """Return what backwards take, by unit."""
+        seconds: dict[int, float] = defaultdict(float)
+        for (unit, number), each in self._backwards.items():
+            seconds[unit] += each if self.reach.has(number) else 0.0
+        return seconds
 
     def saving(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context that counts tensors saved for backward: each storage once, without parameters."""

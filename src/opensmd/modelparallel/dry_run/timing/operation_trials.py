@@ -76,13 +76,20 @@ class _Tried(NamedTuple):
     backward: float
 
 
+class _Call(NamedTuple):
+    """A call in ``unit``; ``number`` tells whether it has a backward, and is None without gradients."""
+
+    unit: int
+    number: int | None
+
+
 @dataclass
 class _Noted:
     """An operation with its estimates, where it is called, and what a trial needs."""
 
     estimate: OperationCost
     bytes: int
-    calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    calls: list[_Call] = field(default_factory=list)
     trials: list[_Tried] = field(default_factory=list)
     is_refused: bool = False
 
@@ -104,16 +111,18 @@ class OperationTrials:
 
     Args:
         is_parameter: whether a tensor is a parameter, or a view of one.
+        has_backward: whether the differentiated call of this number has a backward; asked after the run.
 
     Attributes:
         draws: whether random numbers were drawn, so that results depend on where modules are.
     """
 
-    def __init__(self, is_parameter: Callable[[Tensor], bool]) -> None:
+    def __init__(self, is_parameter: Callable[[Tensor], bool], has_backward: Callable[[int], bool]) -> None:
         self.draws = False
         self._is_parameter = is_parameter
+        self._has_backward = has_backward
         self._noted: dict[_Operation, _Noted] = {}
-        self._others: list[tuple[int, OperationCost]] = []  # those that cannot be tried, by unit
+        self._others: list[tuple[_Call, OperationCost]] = []  # those that cannot be tried
 
     def note(
         self,
@@ -123,32 +132,31 @@ class OperationTrials:
         out: Any,
         unit: int,
         estimate: OperationCost,
-        *,
-        differentiated: bool,
+        number: int | None,
     ) -> None:
-        """Note an operation in ``unit``."""
+        """Note an operation in ``unit``, with its ``number`` if it is differentiated."""
         self.draws = self.draws or _draws(func, args, kwargs)
         if not estimate.forward_seconds:
             return
         leaves, structure = tree_flatten((args, kwargs))
         described = tuple(self._described(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        operation = _Operation(func, described, structure, differentiated)
+        operation = _Operation(func, described, structure, number is not None)
         if func.namespace != "aten" or not all(map(_can_be_made, leaves)):
-            self._others.append((unit, estimate))
+            self._others.append((_Call(unit, number), estimate))
             return
         noted = self._noted.get(operation)
         if noted is None:
             needed = sum(each.span * each.dtype.itemsize for each in operation.given)
             needed += sum(leaf.numel() * leaf.element_size() for leaf in _tensors(out))
             noted = self._noted[operation] = _Noted(estimate, 2 * needed)
-        noted.calls[unit] += 1
+        noted.calls.append(_Call(unit, number))
 
     @property
     def are_needed(self) -> bool:
         """Whether estimates cannot be trusted, because convolutions are much of the work."""
         work = convolutions = 0.0
         for operation, noted in self._noted.items():
-            seconds = sum(noted.calls.values()) * _both(noted.estimate)
+            seconds = len(noted.calls) * _both(noted.estimate)
             work += seconds
             convolutions += seconds if operation.func.overloadpacket is torch.ops.aten.convolution else 0.0
         work += sum(_both(estimate) for _, estimate in self._others)
@@ -167,14 +175,14 @@ class OperationTrials:
         pace = self._pace(tried)
         forward: dict[int, float] = defaultdict(float)
         backward: dict[int, float] = defaultdict(float)
+        taken = [(call, _at_pace(estimate, pace)) for call, estimate in self._others]
         for operation, noted in self._noted.items():
             found = tried.get(operation) or _at_pace(noted.estimate, pace)
-            for unit, calls in noted.calls.items():
-                forward[unit] += calls * found.forward
-                backward[unit] += calls * found.backward
-        for unit, estimate in self._others:
-            forward[unit] += _at_pace(estimate, pace).forward
-            backward[unit] += _at_pace(estimate, pace).backward
+            taken += [(call, found) for call in noted.calls]
+        for (unit, number), seconds in taken:
+            forward[unit] += seconds.forward
+            if number is not None and self._has_backward(number):
+                backward[unit] += seconds.backward
         return UnitSeconds(forward, backward)
 
     def _described(self, tensor: Tensor) -> _Given:
@@ -206,7 +214,7 @@ class OperationTrials:
         taken = estimated = 0.0
         for operation, seconds in tried.items():
             noted = self._noted[operation]
-            calls = sum(noted.calls.values())
+            calls = len(noted.calls)
             taken += calls * sum(seconds)
             estimated += calls * _both(noted.estimate)
         return taken / estimated

@@ -33,10 +33,10 @@ def noted(
     func: torch._ops.OpOverload, *args: object, estimate: OperationCost | None = None
 ) -> OperationTrials:
     """Trials of one operation, in unit 5."""
-    trials = OperationTrials(lambda tensor: False)
+    trials = OperationTrials(lambda tensor: False, lambda number: True)
     out = func(*args)
     cost = estimate or cost_of(func, args, {}, out, needs_gradient=True)
-    trials.note(func, args, {}, out, 5, cost, differentiated=True)
+    trials.note(func, args, {}, out, 5, cost, 0)
     return trials
 
 
@@ -132,9 +132,9 @@ def test_an_operation_that_needs_too_much_memory_or_is_refused_counts_as_estimat
     estimate = OperationCost(forward_seconds=1.0, backward_seconds=1.0)
     symmetric = torch.eye(8, requires_grad=True)  # which made-up numbers are not
     trials = noted(aten.linalg_cholesky_ex.default, symmetric, estimate=estimate)
-    trials.note(aten.mm.default, (x, x), {}, x @ x, 6, estimate, differentiated=True)
+    trials.note(aten.mm.default, (x, x), {}, x @ x, 6, estimate, 0)
     looked_up = torch.zeros(2, dtype=torch.long)
-    trials.note(aten.embedding.default, (x, looked_up), {}, x[:2], 7, estimate, differentiated=True)
+    trials.note(aten.embedding.default, (x, looked_up), {}, x[:2], 7, estimate, 0)
     found = trials.seconds(most_bytes=1e9)
     assert found is not None and found.backward is not None
     assert found.forward[6] != 1.0 and found.backward[6] != 1.0
