@@ -2,15 +2,13 @@
 
 The times of convolutions vary more than rules based on shapes can say, while other operations keep to their
 rates. So if convolutions are a substantial part of the work, every distinct operation of the run is tried a
-few times, forward and backward. None of the script's code runs for that, and no more memory is needed than
-for one operation. Trials cycle through all operations, so that caches are as cold as in a step; what the
-previous operation would have left there is read first.
+few times, forward and backward. None of the script's code runs for that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from opensmd.modelparallel._torch_internals import without_modes
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
-from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
+from opensmd.modelparallel.dry_run.timing.trial import Engine, Given, Operation, Trial, Tried, tensors_in
 from opensmd.modelparallel.planning.cost import OperationCost
 
 __all__ = ["OperationTrials"]
@@ -32,48 +30,6 @@ CONVOLUTIONS = 0.1
 COUNTED = 3  # trials, after a warm-up
 # An operation that takes this long in its trials is tried at most twice.
 LONG_SECONDS = 20e-3
-NOTHINGS = 25  # trials of doing nothing
-
-
-class _Given(NamedTuple):
-    """A tensor argument of an operation; ``kept`` ones, such as weights, are no longer in the caches."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-    kept: bool
-
-    @property
-    def span(self) -> int:
-        """The number of elements between its first and its last."""
-        if 0 in self.shape:
-            return 0
-        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-
-    def made(self) -> Tensor:
-        """Create one like it, with values that every function accepts."""
-        tensor = torch.empty(self.span, dtype=self.dtype, device="cpu").uniform_(0.1, 1.0)
-        return tensor.as_strided(self.shape, self.stride).requires_grad_(self.requires_grad)
-
-
-class _Operation(NamedTuple):
-    """Identifies calls that take the same time."""
-
-    func: torch._ops.OpOverload
-    leaves: tuple[Any, ...]
-    structure: TreeSpec
-    differentiated: bool
-
-    @property
-    def given(self) -> list[_Given]:
-        """Its tensors."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, _Given)]
-
-
-class _Tried(NamedTuple):
-    forward: float
-    backward: float
 
 
 class _Call(NamedTuple):
@@ -90,7 +46,7 @@ class _Noted:
     estimate: OperationCost
     bytes: int
     calls: list[_Call] = field(default_factory=list)
-    trials: list[_Tried] = field(default_factory=list)
+    trials: list[Tried] = field(default_factory=list)
     is_refused: bool = False
 
     @property
@@ -101,9 +57,9 @@ class _Noted:
         return len(self.trials) > 1 and sum(map(sum, self.trials)) > LONG_SECONDS
 
     @property
-    def seconds(self) -> _Tried:
+    def seconds(self) -> Tried:
         """The fastest of its trials, except the first."""
-        return _Tried(*map(min, zip(*self.trials[1:], strict=True)))
+        return Tried(*map(min, zip(*self.trials[1:], strict=True)))
 
 
 class OperationTrials:
@@ -121,7 +77,7 @@ class OperationTrials:
         self.draws = False
         self._is_parameter = is_parameter
         self._has_backward = has_backward
-        self._noted: dict[_Operation, _Noted] = {}
+        self._noted: dict[Operation, _Noted] = {}
         self._others: list[tuple[_Call, OperationCost]] = []  # those that cannot be tried
 
     def note(
@@ -140,14 +96,14 @@ class OperationTrials:
             return
         leaves, structure = tree_flatten((args, kwargs))
         described = tuple(self._described(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        operation = _Operation(func, described, structure, number is not None)
+        operation = Operation(func, described, structure, number is not None)
         if func.namespace != "aten" or not all(map(_can_be_made, leaves)):
             self._others.append((_Call(unit, number), estimate))
             return
         noted = self._noted.get(operation)
         if noted is None:
             needed = sum(each.span * each.dtype.itemsize for each in operation.given)
-            needed += sum(leaf.numel() * leaf.element_size() for leaf in _tensors(out))
+            needed += sum(leaf.numel() * leaf.element_size() for leaf in tensors_in(out))
             noted = self._noted[operation] = _Noted(estimate, 2 * needed)
         noted.calls.append(_Call(unit, number))
 
@@ -185,8 +141,8 @@ class OperationTrials:
                 backward[unit] += seconds.backward
         return UnitSeconds(forward, backward)
 
-    def _described(self, tensor: Tensor) -> _Given:
-        return _Given(
+    def _described(self, tensor: Tensor) -> Given:
+        return Given(
             tuple(tensor.shape),
             tuple(tensor.stride()) if tensor.layout is torch.strided else (),
             tensor.dtype,
@@ -197,19 +153,15 @@ class OperationTrials:
     def _try_all(self, most_bytes: float) -> None:
         for noted in self._noted.values():
             noted.is_refused = noted.bytes > most_bytes
+        waiting = [each for each in self._noted.items() if not each[1].is_refused]
         with _undisturbed():
-            engine = _Engine()
-            for _ in range(COUNTED + 1):
-                for operation, noted in self._noted.items():
-                    if noted.is_over:
-                        continue
-                    try:
-                        noted.trials.append(_trial(operation, noted.estimate, engine))
-                    except Exception:  # it does not accept the data, and counts as estimated
-                        noted.trials.clear()
-                        noted.is_refused = True
+            engine = Engine()
+            while waiting:
+                taken = _as_many_as_fit(waiting, most_bytes)
+                _try_together(dict(waiting[:taken]), engine)
+                waiting = waiting[taken:]
 
-    def _pace(self, tried: Mapping[_Operation, _Tried]) -> float:
+    def _pace(self, tried: Mapping[Operation, Tried]) -> float:
         """Return how long this machine takes for one estimated second."""
         taken = estimated = 0.0
         for operation, seconds in tried.items():
@@ -232,62 +184,40 @@ def _undisturbed() -> Iterator[None]:
         yield
 
 
-def _trial(operation: _Operation, estimate: OperationCost, engine: _Engine) -> _Tried:
-    """Run an operation once, and its backward, if any."""
-    made = [leaf.made() if isinstance(leaf, _Given) else leaf for leaf in operation.leaves]
-    now = engine.stopwatch.now
-    with torch.set_grad_enabled(operation.differentiated):
-        # what is written in place must not be a leaf
-        writes = operation.func._schema.is_mutable
-        given = [leaf.clone() if writes and isinstance(leaf, Tensor) else leaf for leaf in made]
-        _read(given, operation.leaves)
-        args, kwargs = tree_unflatten(given, operation.structure)
-        start = now()
-        out = operation.func(*args, **kwargs)
-        forward = max(0.0, now() - start - engine.to_call)
-    if not operation.differentiated:
-        return _Tried(forward, 0.0)
-    roots = [leaf for leaf in _tensors(out) if leaf.requires_grad][:1]
-    inputs = [leaf for leaf in made if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not (roots and inputs):  # inside a function with its own backward
-        return _Tried(forward, forward * estimate.backward_seconds / estimate.forward_seconds)
-    backward = engine.seconds(roots, inputs, [torch.ones_like(roots[0])])
-    return _Tried(forward, backward)
+def _as_many_as_fit(waiting: Sequence[tuple[Operation, _Noted]], most_bytes: float) -> int:
+    """Return how many of the first need at most ``most_bytes`` together; each does by itself."""
+    needed = itertools.accumulate(noted.bytes for _, noted in waiting)
+    return sum(1 for _ in itertools.takewhile(lambda size: size <= most_bytes, needed))
 
 
-class _Engine:
-    """Times backwards of single operations; starting one takes time that a step needs only once.
+def _try_together(operations: Mapping[Operation, _Noted], engine: Engine) -> None:
+    """Try operations in rounds of all forwards and then all backwards."""
+    trials: dict[Operation, Trial] = {}
+    for operation, noted in operations.items():
+        with _refusing(noted):
+            estimate = noted.estimate
+            trials[operation] = Trial(operation, estimate.backward_seconds / estimate.forward_seconds)
+    for _ in range(COUNTED + 1):
+        waiting = [
+            (trial, operations[each]) for each, trial in trials.items() if not operations[each].is_over
+        ]
+        for trial, noted in waiting:
+            with _refusing(noted):
+                trial.forward(engine)
+        for trial, noted in reversed(waiting):
+            if not noted.is_refused:
+                with _refusing(noted):
+                    noted.trials.append(trial.backward(engine))
 
-    Attributes:
-        stopwatch: also for forwards.
-        to_call: the cost of calling an operation from here, which a step does not have.
-    """
 
-    def __init__(self) -> None:
-        self.stopwatch = Stopwatch()
-        self._leaf = torch.ones(4, device="cpu", requires_grad=True)
-        self._to_begin = 0.0
-        self._to_begin = statistics.median(self._of_nothing() for _ in range(NOTHINGS))
-        self.to_call = statistics.median(self._call_of_nothing() for _ in range(NOTHINGS))
-
-    def seconds(self, roots: list[Tensor], inputs: list[Tensor], gradients: list[Tensor]) -> float:
-        """Return the time of the nodes between ``roots`` and ``inputs``."""
-        self._of_nothing()  # brings the engine's own code into the caches
-        return max(0.0, self._taken(roots, inputs, gradients) - self._to_begin)
-
-    def _call_of_nothing(self) -> float:
-        start = self.stopwatch.now()
-        torch.ops.aten.view.default(self._leaf, [4])
-        return self.stopwatch.now() - start
-
-    def _of_nothing(self) -> float:
-        with torch.enable_grad():
-            return self._taken([self._leaf.view(4)], [self._leaf], [torch.ones(4, device="cpu")])
-
-    def _taken(self, roots: list[Tensor], inputs: list[Tensor], gradients: list[Tensor]) -> float:
-        start = self.stopwatch.now()
-        torch.autograd.grad(roots, inputs, gradients, allow_unused=True)
-        return self.stopwatch.now() - start
+@contextlib.contextmanager
+def _refusing(noted: _Noted) -> Iterator[None]:
+    """Let an operation that does not accept the data count as estimated."""
+    try:
+        yield
+    except Exception:
+        noted.trials.clear()
+        noted.is_refused = True
 
 
 def _draws(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -301,14 +231,6 @@ def _draws(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str
     return True
 
 
-def _read(given: Sequence[Any], leaves: Sequence[Any]) -> None:
-    """Read what was just computed, and so would be in the caches, unlike weights."""
-    with torch.no_grad():
-        for tensor, leaf in zip(given, leaves, strict=True):
-            if isinstance(leaf, _Given) and not leaf.kept:
-                tensor.sum()
-
-
 def _can_be_made(leaf: Any) -> bool:
     """Whether an argument can be made up; integers may be indices, which must be valid."""
     if isinstance(leaf, Tensor):
@@ -316,12 +238,8 @@ def _can_be_made(leaf: Any) -> bool:
     return not isinstance(leaf, torch.Generator | torch.UntypedStorage | torch.SymInt)
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def _at_pace(estimate: OperationCost, pace: float) -> _Tried:
-    return _Tried(pace * estimate.forward_seconds, pace * estimate.backward_seconds)
+def _at_pace(estimate: OperationCost, pace: float) -> Tried:
+    return Tried(pace * estimate.forward_seconds, pace * estimate.backward_seconds)
 
 
 def _both(estimate: OperationCost) -> float:

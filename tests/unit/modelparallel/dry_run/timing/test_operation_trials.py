@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from opensmd.modelparallel.dry_run.capture import capture
-from opensmd.modelparallel.dry_run.timing.operation_trials import OperationTrials
+from opensmd.modelparallel.dry_run.timing.operation_trials import COUNTED, OperationTrials
+from opensmd.modelparallel.dry_run.timing.trial import Engine, Trial, Tried
 from opensmd.modelparallel.planning.cost import OperationCost, cost_of
 
 aten = torch.ops.aten
@@ -152,3 +153,32 @@ def test_written_in_place_and_broadcast_tensors_can_be_made_up() -> None:
         # So small that nothing may be left of what was measured; but it was tried.
         assert found is not None and found.backward is not None
         assert found.forward.keys() == found.backward.keys() == {5}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_forwards_of_as_many_as_fit_come_before_their_backwards(
+    monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    x = torch.ones(8, 16, requires_grad=True)
+    trials = noted(aten.exp.default, x)
+    trials.note(aten.sin.default, (x,), {}, x, 6, OperationCost(forward_seconds=1e-6), 1)
+    ran: list[str] = []
+    forward, backward = Trial.forward, Trial.backward
+
+    def noting_forward(trial: Trial, engine: Engine) -> None:
+        ran.append(f"{trial.operation.func.overloadpacket.__name__} forward")
+        forward(trial, engine)
+
+    def noting_backward(trial: Trial, engine: Engine) -> Tried:
+        ran.append(f"{trial.operation.func.overloadpacket.__name__} backward")
+        return backward(trial, engine)
+
+    monkeypatch.setattr(Trial, "forward", noting_forward)
+    monkeypatch.setattr(Trial, "backward", noting_backward)
+    of_one = 2 * 2 * 4 * x.numel()
+    assert trials.seconds(most_bytes=2 * of_one if together else of_one) is not None
+    rounds = COUNTED + 1
+    if together:
+        assert ran == ["exp forward", "sin forward", "sin backward", "exp backward"] * rounds
+    else:
+        assert ran == ["exp forward", "exp backward"] * rounds + ["sin forward", "sin backward"] * rounds
