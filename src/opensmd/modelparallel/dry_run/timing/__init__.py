@@ -1,7 +1,7 @@
 """What a dry run can tell about time beyond shapes: clocks, signs of unseen work, and trials.
 
 Begin with ``operation_trials``, which adds up those of single operations (``trial``). ``unseen_work`` finds
-work that shapes do not show, and ``stopwatch`` measures time without waits for a busy core. ``stage_links`` gives the cost of
-messages between stages, depending on where their ranks are. Imports ``planning``, ``ranks``, ``config``, and
-the runtime's tensors.
+work that shapes do not show, and ``stopwatch`` measures time without waits for a busy core. ``stage_links``
+gives the cost of messages between stages, depending on where their ranks are. Imports ``planning``,
+``ranks``, ``config``, and the runtime's tensors.
 """
