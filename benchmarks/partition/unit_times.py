@@ -51,9 +51,9 @@ def unit_times(model: nn.Module, step: Callable[[], Tensor], units: int, *, roun
 
 
 def _watched(model: nn.Module, step: Callable[[], Tensor]) -> StepClock:
+    # Returning frees the graph. Within the next step, that would count as work of its last unit.
     clock = StepClock(torch.device("cpu"))
     with clock.follow(followed(model)):
-        # that the graph is freed within the next step would count as work of its last unit
         loss = step()
         clock.run_backward(torch.autograd.backward, [loss], {})
     return clock
