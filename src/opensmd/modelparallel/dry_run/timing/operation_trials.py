@@ -20,7 +20,14 @@ from torch.utils._pytree import tree_flatten
 
 from opensmd.modelparallel._torch_internals import without_modes
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
-from opensmd.modelparallel.dry_run.timing.trial import Engine, Given, Operation, Trial, Tried, tensors_in
+from opensmd.modelparallel.dry_run.timing.trial import (
+    BackwardTimer,
+    Given,
+    Trial,
+    Tried,
+    TriedOperation,
+    tensors_in,
+)
 from opensmd.modelparallel.planning.cost import OperationCost
 
 __all__ = ["OperationTrials"]
@@ -77,7 +84,7 @@ class OperationTrials:
         self.draws = False
         self._is_parameter = is_parameter
         self._has_backward = has_backward
-        self._noted: dict[Operation, _Noted] = {}
+        self._noted: dict[TriedOperation, _Noted] = {}
         self._others: list[tuple[_Call, OperationCost]] = []  # those that cannot be tried
 
     def note(
@@ -96,7 +103,7 @@ class OperationTrials:
             return
         leaves, structure = tree_flatten((args, kwargs))
         described = tuple(self._described(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        operation = Operation(func, described, structure, number is not None)
+        operation = TriedOperation(func, described, structure, number is not None)
         if func.namespace != "aten" or not all(map(_can_be_made, leaves)):
             self._others.append((_Call(unit, number), estimate))
             return
@@ -155,13 +162,13 @@ class OperationTrials:
             noted.is_refused = noted.bytes > most_bytes
         waiting = [each for each in self._noted.items() if not each[1].is_refused]
         with _undisturbed():
-            engine = Engine()
+            engine = BackwardTimer()
             while waiting:
                 taken = _as_many_as_fit(waiting, most_bytes)
                 _try_together(dict(waiting[:taken]), engine)
                 waiting = waiting[taken:]
 
-    def _pace(self, tried: Mapping[Operation, Tried]) -> float:
+    def _pace(self, tried: Mapping[TriedOperation, Tried]) -> float:
         """Return how long this machine takes for one estimated second."""
         taken = estimated = 0.0
         for operation, seconds in tried.items():
@@ -184,15 +191,15 @@ def _undisturbed() -> Iterator[None]:
         yield
 
 
-def _as_many_as_fit(waiting: Sequence[tuple[Operation, _Noted]], most_bytes: float) -> int:
+def _as_many_as_fit(waiting: Sequence[tuple[TriedOperation, _Noted]], most_bytes: float) -> int:
     """Return how many of the first need at most ``most_bytes`` together; each does by itself."""
     needed = itertools.accumulate(noted.bytes for _, noted in waiting)
     return sum(1 for _ in itertools.takewhile(lambda size: size <= most_bytes, needed))
 
 
-def _try_together(operations: Mapping[Operation, _Noted], engine: Engine) -> None:
+def _try_together(operations: Mapping[TriedOperation, _Noted], engine: BackwardTimer) -> None:
     """Try operations in rounds of all forwards and then all backwards."""
-    trials: dict[Operation, Trial] = {}
+    trials: dict[TriedOperation, Trial] = {}
     for operation, noted in operations.items():
         with _refusing(noted):
             estimate = noted.estimate

@@ -17,7 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 
-__all__ = ["Engine", "Given", "Operation", "Trial", "Tried", "tensors_in"]
+__all__ = ["BackwardTimer", "Given", "TriedOperation", "Trial", "Tried", "tensors_in"]
 
 NOTHINGS = 25  # trials of doing nothing
 
@@ -44,7 +44,7 @@ class Given(NamedTuple):
         return tensor.as_strided(self.shape, self.stride).requires_grad_(self.requires_grad)
 
 
-class Operation(NamedTuple):
+class TriedOperation(NamedTuple):
     """Identifies calls that take the same time."""
 
     func: torch._ops.OpOverload
@@ -76,14 +76,14 @@ class Trial:
         operation: what is run.
     """
 
-    def __init__(self, operation: Operation, backward_share: float) -> None:
+    def __init__(self, operation: TriedOperation, backward_share: float) -> None:
         self.operation = operation
         self._backward_share = backward_share
         self._made = [leaf.made() if isinstance(leaf, Given) else leaf for leaf in operation.leaves]
         self._results: list[Tensor] = []
         self._forward = 0.0
 
-    def forward(self, engine: Engine) -> None:
+    def forward(self, engine: BackwardTimer) -> None:
         """Run it, and keep its graph."""
         operation = self.operation
         with torch.set_grad_enabled(operation.differentiated):
@@ -97,7 +97,7 @@ class Trial:
             self._forward = max(0.0, engine.stopwatch.now() - start - engine.to_call)
         self._results = tensors_in(out)
 
-    def backward(self, engine: Engine) -> Tried:
+    def backward(self, engine: BackwardTimer) -> Tried:
         """Run its backward, if any; return the seconds of both."""
         results, self._results = self._results, []
         if not self.operation.differentiated:
@@ -109,7 +109,7 @@ class Trial:
         return Tried(self._forward, engine.seconds(roots, inputs, [torch.ones_like(roots[0])]))
 
 
-class Engine:
+class BackwardTimer:
     """Times backwards of single operations; starting one takes time that a step needs only once.
 
     Attributes:

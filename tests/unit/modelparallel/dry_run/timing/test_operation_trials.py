@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.dry_run.timing.operation_trials import COUNTED, OperationTrials
-from opensmd.modelparallel.dry_run.timing.trial import Engine, Trial, Tried
+from opensmd.modelparallel.dry_run.timing.trial import BackwardTimer, Trial, Tried
 from opensmd.modelparallel.planning.cost import OperationCost, cost_of
 
 aten = torch.ops.aten
@@ -165,11 +165,11 @@ def test_forwards_of_as_many_as_fit_come_before_their_backwards(
     ran: list[str] = []
     forward, backward = Trial.forward, Trial.backward
 
-    def noting_forward(trial: Trial, engine: Engine) -> None:
+    def noting_forward(trial: Trial, engine: BackwardTimer) -> None:
         ran.append(f"{trial.operation.func.overloadpacket.__name__} forward")
         forward(trial, engine)
 
-    def noting_backward(trial: Trial, engine: Engine) -> Tried:
+    def noting_backward(trial: Trial, engine: BackwardTimer) -> Tried:
         ran.append(f"{trial.operation.func.overloadpacket.__name__} backward")
         return backward(trial, engine)
 
