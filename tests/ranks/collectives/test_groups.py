@@ -69,8 +69,16 @@ def is_no_group(group: Any) -> bool:
     return group is None or group is dist.GroupMember.NON_GROUP_MEMBER
 
 
+def arenas() -> int:
+    """How many pieces of arenas this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:opensmd")
+
+
 def run_split() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
+    mapped = arenas()
+    dist.destroy_process_group(dist.split_group(split_ranks=[list(range(size))]))
+    assert arenas() == mapped > 0
     halves = [list(range(size // 2)), list(range(size // 2, size))]
     part = dist.split_group(split_ranks=halves, group_desc="halves")
     assert total(part) == sum(halves[0] if rank in halves[0] else halves[1])

@@ -42,7 +42,11 @@ SmddpBackend::SmddpBackend(std::unique_ptr<Transport> transport, std::string nam
   init();
 }
 
-SmddpBackend::~SmddpBackend() {
+SmddpBackend::~SmddpBackend() { release_resources(); }
+
+// Runs when nobody uses the group any more; the one that it was split from may refer to it for longer.
+void SmddpBackend::release_resources() {
+  if (!transport_) return;
   if (process_.is_forked()) {
     // The parent still uses the arena: the child must release nothing in its name.
     queue_->forget_thread();
@@ -56,8 +60,10 @@ SmddpBackend::~SmddpBackend() {
   }
   // Both may wait for threads that drop their last work, and its Python objects.
   WithoutGil without_gil;
+  unclaimed_.reset();
   transport_.reset();
   device_backend_.reset();
+  makers_ = {};
 }
 
 // A copy, because torch writes the new group's name into it when it splits a group.

@@ -52,6 +52,7 @@ class SmddpBackend : public c10d::Backend {
   SmddpBackend(std::unique_ptr<Transport> transport, std::string name, int rank, int size,
                c10::intrusive_ptr<SmddpOptions> options, Makers makers);
   ~SmddpBackend() override;
+  void release_resources() override;
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
