@@ -18,13 +18,31 @@ __all__ = ["patient", "prepare", "put"]
 _STANDARD = 3  # descriptors 0, 1 and 2
 
 
-class _Patient(FileIO):
-    """Waits for room also in a pipe or terminal that another process has made non-blocking."""
+class _Patient(BufferedWriter):
+    """Waits for room also in a pipe or terminal that another process has made non-blocking.
+
+    Its buffer knows what has been written whenever a signal interrupts: a raw stream in Python would not.
+    """
 
     def write(self, data: Any, /) -> int:
-        while (written := super().write(data)) is None:
-            select.select([], [self], [])
-        return written
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[super().write(left) :]
+            except BlockingIOError as error:
+                left = left[error.characters_written :]
+                self._wait_for_room()
+        return len(data)
+
+    def flush(self) -> None:
+        while True:
+            try:
+                return super().flush()
+            except BlockingIOError:
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        select.select([], [self], [])
 
 
 def prepare() -> None:
@@ -39,7 +57,7 @@ def prepare() -> None:
 
 def patient(number: int) -> TextIO:
     """Return a stream for a descriptor that takes every byte, and waits where there is no room."""
-    binary = BufferedWriter(_Patient(number, "w", closefd=False))
+    binary = _Patient(FileIO(number, "w", closefd=False))
     return TextIOWrapper(binary, encoding="utf-8", errors="surrogateescape", line_buffering=True)
 
 
