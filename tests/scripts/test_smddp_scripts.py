@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 
 from tests.support.forked_jobs import run_job, start_job
 from tests.support.jobs import both
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "smddp"
@@ -265,13 +264,6 @@ def leftovers(folder: Path) -> list[psutil.Process]:
         if process.info["cwd"] == str(folder) and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def wait_until_gone(folder: Path) -> None:

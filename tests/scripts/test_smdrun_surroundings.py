@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from opensmd.collectives.stores.listening import why_no_connection
-from tests.scripts.test_smddp_scripts import BIN, environment, run, wait_until
+from tests.scripts.test_smddp_scripts import BIN, environment, run
 from tests.support.forked_jobs import run_job, start_job
 from tests.support.forks import ForkedProcess
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.ports import free_port
 
 SMDRUN = f"{BIN}/smdrun"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 
 __all__ = ["wait_until_microbatch_threads_end"]
 
 
 def wait_until_microbatch_threads_end() -> None:
     """Raises AssertionError: a thread is left."""
-    deadline = time.monotonic() + PATIENCE / 4
-    while any(thread.name == "smp-microbatch" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, threading.enumerate()
-        time.sleep(0.01)
+    # shorter than the caller of the ranks waits
+    wait_until(_have_ended, timeout=PATIENCE / 4)
+
+
+def _have_ended() -> bool:
+    return all(thread.name != "smp-microbatch" for thread in threading.enumerate())
