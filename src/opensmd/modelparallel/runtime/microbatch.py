@@ -74,6 +74,11 @@ class Microbatch:
         """The memory of the step function's arguments (``untyped_storage()._cdata``)."""
         return memory_of(self._arguments)
 
+    @property
+    def points(self) -> int:
+        """The number of program points that it has passed."""
+        return self._points
+
     def next_point(self) -> int:
         """Return the number of this program point and advance, alike on all ranks."""
         self._points += 1

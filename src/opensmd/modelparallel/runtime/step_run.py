@@ -65,7 +65,7 @@ class StepRun:
         microbatches = _microbatches(context, calls)
         self.record = Record()
         self._weight_gradients = WeightGradients(self.record)
-        self._attributes = AttributesPerMicrobatch(placed.places, context, alone=self._alone)
+        self._attributes = AttributesPerMicrobatch(placed.places, context, microbatches)
         self._state_per_microbatch = PerMicrobatchState(
             RandomPerMicrobatch(placed.generators), context.script_random, self._attributes
         )

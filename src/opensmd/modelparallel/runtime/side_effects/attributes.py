@@ -8,13 +8,14 @@ has.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.contents import ContainerSlots, ContentsPerMicrobatch
 from opensmd.modelparallel.runtime.side_effects.parameters import ParametersPerMicrobatch, ReplacedParameters
@@ -42,6 +43,7 @@ class Places:
         self.parameters = ReplacedParameters(self.modules)
         self.containers = ContainerSlots(self.modules)
         self.calls = -1  # the number of new calls up to the end of the latest step
+        self.points: set[int] = set()  # the program points at which suspended microbatches were searched
 
 
 class AttributesPerMicrobatch:
@@ -50,12 +52,14 @@ class AttributesPerMicrobatch:
     Args:
         places: where they are, as far as earlier steps have found.
         context: what the microbatches have in common.
-        alone: whether there is only one microbatch, and so nothing to do.
+        microbatches: those of the step; with a single one there is nothing to do.
     """
 
-    def __init__(self, places: Places, context: PipelineContext, *, alone: bool) -> None:
+    def __init__(self, places: Places, context: PipelineContext, microbatches: Sequence[Microbatch]) -> None:
+        alone = len(microbatches) == 1
         self._places = places
         self._context = context
+        self._microbatches = microbatches
         self._modules: Collection[nn.Module] = () if alone else places.modules
         # This visits every module in every step, and most have no buffers.
         self._initial = {
@@ -93,8 +97,7 @@ class AttributesPerMicrobatch:
         Raises:
             SMPError: it has set something that a later one has already read.
         """
-        # New attributes come with new calls; after the first steps, the search is skipped.
-        look = bool(self._modules) and self._context.calls.new != self._places.calls
+        look = bool(self._modules) and self._may_find(self._microbatches[microbatch].points)
         if through:
             self._through.add(microbatch)
         # Others must never see what functional_call has put in place of parameters.
@@ -150,6 +153,17 @@ class AttributesPerMicrobatch:
 
     def _has_any(self) -> bool:
         return bool(self._values or self._contents or self._parameters)
+
+    def _may_find(self, point: int) -> bool:
+        """Whether a search may find more than earlier ones; after the first steps, mostly not.
+
+        New attributes come with new calls. But what is set and reset again within a microbatch can only be
+        found in between, and whether microbatches are suspended there changes from step to step.
+        """
+        if self._context.calls.new == self._places.calls and point in self._places.points:
+            return False
+        self._places.points.add(point)
+        return True
 
     def _look(self) -> None:
         """Find further slots."""

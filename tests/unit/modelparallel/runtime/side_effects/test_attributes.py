@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,18 @@ from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.calls.descriptions.known_calls import KnownCalls
+from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch, Places
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
 from tests.unit.modelparallel.keeping import Keeping
 
 
-def attributes(module: nn.Module, places: Places | None = None) -> AttributesPerMicrobatch:
+def attributes(
+    module: nn.Module, places: Places | None = None, microbatches: Sequence[Microbatch] = ()
+) -> AttributesPerMicrobatch:
     context: Any = SimpleNamespace(calls=KnownCalls(new=1), borrowed=set(), replacing=0)
-    return AttributesPerMicrobatch(places or Places(module), context, alone=False)
+    given = microbatches or [Microbatch(index) for index in range(3)]
+    return AttributesPerMicrobatch(places or Places(module), context, given)
 
 
 def all_begin(state: AttributesPerMicrobatch, count: int) -> None:
@@ -106,6 +111,38 @@ def test_microbatches_have_lists_that_they_clear_to_themselves(clear: str) -> No
         assert turns(module, attributes(module, places), clear=clear) == [[0.0, 1.0], [10.0, 11.0]]
         assert module.losses is kept
         assert [one.item() for one in kept] == ([] if clear == "last" else [10.0, 11.0])
+
+
+def test_what_is_reset_at_the_end_is_found_when_a_microbatch_is_first_suspended_before() -> None:
+    module = Keeping()
+    module.loss = None
+    places = Places(module)
+
+    def fill(value: float) -> None:
+        module.losses.append(torch.tensor(value))
+        module.loss = module.losses[-1]
+
+    microbatches = [Microbatch(0), Microbatch(1)]
+    state = attributes(module, places, microbatches)
+    for microbatch in microbatches:
+        state.begin(microbatch.index)
+        fill(0.0)
+        module.losses.clear()
+        module.loss = None
+        microbatch.next_point()
+        state.end(microbatch.index)
+    state.end_step()
+
+    state = attributes(module, places, [Microbatch(0), Microbatch(1)])
+    for number in range(2):
+        state.begin(number)
+        assert module.losses == []
+        fill(number)
+        state.suspend(number, through=False)
+    for number in range(2):
+        state.begin(number)
+        assert module.losses == [module.loss] == [number]
+        state.end(number)
 
 
 @pytest.mark.parametrize("clear", ["anew first", "anew last"])
