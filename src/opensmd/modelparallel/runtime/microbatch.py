@@ -75,9 +75,9 @@ class Microbatch:
         return memory_of(self._arguments)
 
     @property
-    def points(self) -> int:
-        """The number of program points that it has passed."""
-        return self._points
+    def place(self) -> tuple[int, str]:
+        """Its position in the program: how many points it has passed, and at which call it is."""
+        return self._points, self.point
 
     def next_point(self) -> int:
         """Return the number of this program point and advance, alike on all ranks."""

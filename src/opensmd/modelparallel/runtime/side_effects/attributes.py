@@ -43,7 +43,8 @@ class Places:
         self.parameters = ReplacedParameters(self.modules)
         self.containers = ContainerSlots(self.modules)
         self.calls = -1  # the number of new calls up to the end of the latest step
-        self.points: set[int] = set()  # the program points at which suspended microbatches were searched
+        # Where in the program microbatches were suspended and searched.
+        self.searched: set[tuple[int, str]] = set()
 
 
 class AttributesPerMicrobatch:
@@ -97,7 +98,7 @@ class AttributesPerMicrobatch:
         Raises:
             SMPError: it has set something that a later one has already read.
         """
-        look = bool(self._modules) and self._may_find(self._microbatches[microbatch].points)
+        look = bool(self._modules) and self._may_find(self._microbatches[microbatch].place)
         if through:
             self._through.add(microbatch)
         # Others must never see what functional_call has put in place of parameters.
@@ -154,15 +155,15 @@ class AttributesPerMicrobatch:
     def _has_any(self) -> bool:
         return bool(self._values or self._contents or self._parameters)
 
-    def _may_find(self, point: int) -> bool:
+    def _may_find(self, place: tuple[int, str]) -> bool:
         """Whether a search may find more than earlier ones; after the first steps, mostly not.
 
         New attributes come with new calls. But what is set and reset again within a microbatch can only be
         found in between, and whether microbatches are suspended there changes from step to step.
         """
-        if self._context.calls.new == self._places.calls and point in self._places.points:
+        if self._context.calls.new == self._places.calls and place in self._places.searched:
             return False
-        self._places.points.add(point)
+        self._places.searched.add(place)
         return True
 
     def _look(self) -> None:
