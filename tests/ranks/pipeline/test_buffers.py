@@ -337,3 +337,42 @@ def sized_in_the_first_forward() -> None:
 
 def test_buffers_may_get_their_size_in_the_first_forward(pool: Pools) -> None:
     pool(2).run(sized_in_the_first_forward)
+
+
+class KeepsBetween(nn.Module):
+    """Keeps something while it reads one buffer, after another that steps only read."""
+
+    scale: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("count", torch.zeros(()))
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        scale = self.scale
+        self.kept = h
+        count = self.count
+        h, self.kept = self.kept * scale, None
+        self.count = count + 1
+        out: Tensor = self.third(self.second(h)) * (1 + self.count)
+        return out
+
+
+def waiting_elsewhere() -> None:
+    """In the first step, microbatches wait before they keep anything, later after that."""
+    restart(partitions=2, microbatches=4, pipeline="simple", auto_partition=False, default_partition=0)
+    module = KeepsBetween()
+    smp.set_partition(module.second, 1)
+    batches = [(rows(number).repeat(2, 1),) for number in range(3)]
+    train_beside(smp.DistributedModel(module), KeepsBetween(), batches, microbatches=4)
+    smp.shutdown()
+
+
+def test_what_is_kept_while_a_buffer_is_read_is_each_microbatchs_own_in_every_step(pool: Pools) -> None:
+    pool(2).run(waiting_elsewhere)

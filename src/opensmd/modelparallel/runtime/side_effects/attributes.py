@@ -8,10 +8,11 @@ has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
@@ -43,8 +44,14 @@ class Places:
         self.parameters = ReplacedParameters(self.modules)
         self.containers = ContainerSlots(self.modules)
         self.calls = -1  # the number of new calls up to the end of the latest step
-        # Where in the program microbatches were suspended and searched.
-        self.searched: set[tuple[int, str]] = set()
+        # Where in the program, and in which mode, microbatches were suspended and searched.
+        self.searched: set[Hashable] = set()
+        self._module = module
+
+    @property
+    def mode(self) -> tuple[bool, bool]:
+        """Whether the model is training, and whether with gradients."""
+        return self._module is not None and self._module.training, torch.is_grad_enabled()
 
 
 class AttributesPerMicrobatch:
@@ -61,6 +68,7 @@ class AttributesPerMicrobatch:
         self._places = places
         self._context = context
         self._microbatches = microbatches
+        self._mode = places.mode
         self._modules: Collection[nn.Module] = () if alone else places.modules
         # This visits every module in every step, and most have no buffers.
         self._initial = {
@@ -98,12 +106,12 @@ class AttributesPerMicrobatch:
         Raises:
             SMPError: it has set something that a later one has already read.
         """
-        look = bool(self._modules) and self._may_find(self._microbatches[microbatch].place)
+        look = bool(self._modules) and self._may_find((self._microbatches[microbatch].place, self._mode))
         if through:
             self._through.add(microbatch)
         # Others must never see what functional_call has put in place of parameters.
         replaced = self._context.replacing > 0
-        if not (look or replaced or self._swaps):
+        if not (look or replaced or self._swaps or self._contents.any_grown()):
             return
         if look:
             self._look()
@@ -155,7 +163,7 @@ class AttributesPerMicrobatch:
     def _has_any(self) -> bool:
         return bool(self._values or self._contents or self._parameters)
 
-    def _may_find(self, place: tuple[int, str]) -> bool:
+    def _may_find(self, place: Hashable) -> bool:
         """Whether a search may find more than earlier ones; after the first steps, mostly not.
 
         New attributes come with new calls. But what is set and reset again within a microbatch can only be

@@ -162,6 +162,8 @@ class _OrderOfStep:
         self._modes.add(mode)
         # A deferred backward may recompute a forward that changes the buffer (checkpointing).
         if mode not in self._only_read:
+            # A place of its own: waits at the call before are not always where this one is (attributes.py).
+            run.microbatch.point = f"reading buffer {self._name(slot)!r}"
             run.settle()
             run.wait_for_earlier()
         # The latest reader decides: a change by any earlier microbatch comes too late.
@@ -180,13 +182,15 @@ class _OrderOfStep:
         self._only_read -= {known for known in self._only_read if known[0] == slot}
         later = self._readers.get(slot, -1)
         if later > run.microbatch.index:
-            name = f"{self._names[slot.module]}.{slot.name}".lstrip(".")
             raise SMPError(
-                f"microbatch {run.microbatch.index} has changed buffer {name!r} after microbatch {later} had "
-                "read it, which should have found the new value. Microbatches take turns, and earlier steps "
+                f"microbatch {run.microbatch.index} has changed buffer {self._name(slot)!r} after microbatch "
+                f"{later} had read it, which should have found the new value. Microbatches take turns, and earlier steps "
                 "only read this buffer: change it in every step from the first one on that the module trains "
                 "in, or set active_microbatches to 1"
             )
+
+    def _name(self, slot: Slot) -> str:
+        return f"{self._names[slot.module]}.{slot.name}".lstrip(".")
 
 
 class _Watched(dict[str, Any]):

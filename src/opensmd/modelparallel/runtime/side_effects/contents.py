@@ -10,7 +10,7 @@ if microbatches have only added something, else what the last one has left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -79,16 +79,25 @@ class ContentsPerMicrobatch:
     def __init__(self, slots: ContainerSlots, begun: Collection[int], through: Collection[int]) -> None:
         self._slots = slots
         self._begun, self._through = begun, through
-        self._before = {
-            id(container): (container, content_of(container)) for _, container in slots.containers()
-        }
+        present = list(slots.containers())
+        self._before = {id(container): (container, content_of(container)) for _, container in present}
         self._contents: dict[int, _Contents] = {}
         for slot in slots.changed:
             for container in containers_in(slot.value):
                 self._add(slot, container)
+        # Any step may be the first that fills one of these.
+        self._others = [
+            (slot, container, len(container))
+            for slot, container in present
+            if id(container) not in self._contents
+        ]
 
     def __bool__(self) -> bool:
         return bool(self._contents)
+
+    def any_grown(self) -> bool:
+        """Whether a container that is not known to change has another length than before."""
+        return any(len(container) != length for _, container, length in self._others)
 
     def begin(self, microbatch: int) -> None:
         """Start or resume a microbatch."""
@@ -107,7 +116,7 @@ class ContentsPerMicrobatch:
         Args:
             microbatch: which one.
             require_unused: raises for a slot whose tensors a later microbatch has used.
-            look: whether it may have changed containers that were never changed before.
+            look: whether to search all containers for changes; otherwise only those of another length.
 
         Returns:
             The containers that it has changed, and where they are.
@@ -117,6 +126,8 @@ class ContentsPerMicrobatch:
         """
         if look:
             self._look()
+        elif self.any_grown():
+            self._look_into(self._others)
         changed = []
         for contents in self._contents.values():
             before = contents.keep(microbatch)
@@ -157,14 +168,22 @@ class ContentsPerMicrobatch:
 
     def _look(self) -> None:
         self._slots.refresh()
-        for slot, container in self._slots.containers():
-            if id(container) in self._contents:
+        self._look_into((slot, container, -1) for slot, container in self._slots.containers())
+
+    def _look_into(self, candidates: Iterable[tuple[Slot, Any, int]]) -> None:
+        for slot, container, length in candidates:
+            if id(container) in self._contents or len(container) == length:
                 continue
             before = self._before.get(id(container), (None, []))[1]
             now = content_of(container)
             if not same_content(before, now) and (_computed(before) or _computed(now) or _counts(now)):
                 self._slots.changed.add(slot)
                 self._add(slot, container)
+        self._others = [
+            (slot, container, len(container))
+            for slot, container, _ in self._others
+            if id(container) not in self._contents
+        ]
 
     def _add(self, slot: Slot, container: Any) -> None:
         if id(container) not in self._contents:

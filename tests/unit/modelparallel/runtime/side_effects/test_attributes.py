@@ -113,10 +113,16 @@ def test_microbatches_have_lists_that_they_clear_to_themselves(clear: str) -> No
         assert [one.item() for one in kept] == ([] if clear == "last" else [10.0, 11.0])
 
 
-def test_what_is_reset_at_the_end_is_found_when_a_microbatch_is_first_suspended_before() -> None:
+@pytest.mark.parametrize("other_mode", [False, True])
+def test_what_is_reset_at_the_end_is_found_when_a_microbatch_is_first_suspended_before(
+    *, other_mode: bool
+) -> None:
     module = Keeping()
     module.loss = None
     places = Places(module)
+    if other_mode:
+        all_begin(attributes(module.eval(), places), 1)
+        module.train()
 
     def fill(value: float) -> None:
         module.losses.append(torch.tensor(value))
@@ -143,6 +149,18 @@ def test_what_is_reset_at_the_end_is_found_when_a_microbatch_is_first_suspended_
         state.begin(number)
         assert module.losses == [module.loss] == [number]
         state.end(number)
+
+
+def test_a_list_is_found_that_forwards_fill_and_clear_only_in_later_steps() -> None:
+    module = Keeping()
+    places = Places(module)
+    for _ in range(2):
+        state = attributes(module, places)
+        all_begin(state, 2)
+        for microbatch in range(2):
+            state.end(microbatch)
+        state.end_step()
+    assert turns(module, attributes(module, places), clear="last") == [[0.0, 1.0], [10.0, 11.0]]
 
 
 @pytest.mark.parametrize("clear", ["anew first", "anew last"])
