@@ -184,9 +184,9 @@ class _OrderOfStep:
         if later > run.microbatch.index:
             raise SMPError(
                 f"microbatch {run.microbatch.index} has changed buffer {self._name(slot)!r} after microbatch "
-                f"{later} had read it, which should have found the new value. Microbatches take turns, and earlier steps "
-                "only read this buffer: change it in every step from the first one on that the module trains "
-                "in, or set active_microbatches to 1"
+                f"{later} had read it, which should have found the new value. Microbatches take turns, and "
+                "earlier steps only read this buffer: change it in every step from the first one on that the "
+                "module trains in, or set active_microbatches to 1"
             )
 
     def _name(self, slot: Slot) -> str:
