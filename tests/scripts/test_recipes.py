@@ -23,13 +23,22 @@ TP2: Flags = {"tensor_parallel_degree": 2, "prescaled_batch": 1}
 PP2: Flags = {"pipeline_parallel_degree": 2, "microbatches": 2}
 FUSED: Flags = {"fused_softmax": 1, "fused_dropout": 1, "fused_bias_gelu": 1, "query_key_layer_scaling": 0}
 CHECKPOINTS: Flags = {"activation_checkpointing": 1}
+GROUPED: Flags = {"num_layers": 4}  # two a stage
 SHARDED: Flags = {"sharded_data_parallel_degree": 2, "bf16": 1, "flash_attention": 1, "skip_tracing": 1}
 
 # How each is trained and saved, and the degrees at which it goes on besides.
 RECIPES: dict[str, tuple[Flags, Flags]] = {
     "gpt2": (
-        {**TP2, **PP2, **CHECKPOINTS, "activation_strategy": "group_2", "logits_output": 1, **FUSED},
-        {**PP2, "tensor_parallel_degree": 1},
+        {
+            **TP2,
+            **PP2,
+            **CHECKPOINTS,
+            "activation_strategy": "group_2",
+            "logits_output": 1,
+            **FUSED,
+            **GROUPED,
+        },
+        {**PP2, "tensor_parallel_degree": 1, **GROUPED},
     ),
     "gptj": (
         {**TP2, **CHECKPOINTS, "bf16": 1, "flash_attention": 1, "offload_activations": 1, "delayed_param": 1},
@@ -43,11 +52,11 @@ RECIPES: dict[str, tuple[Flags, Flags]] = {
         {**PP2, **CHECKPOINTS, "bf16": 1, "manual_partition": 1, "save_in_background": 1},
         {"bf16": 1},
     ),
-    "t5": ({**PP2, **CHECKPOINTS, "offload_activations": 1, "num_layers": 2}, {"num_layers": 2}),
+    "t5": ({**PP2, **CHECKPOINTS, "offload_activations": 1}, {}),
     "falcon": ({**PP2, **CHECKPOINTS, "use_alibi": 1, "delayed_param": 1}, {"use_alibi": 1}),
 }
 # As the notebooks of 2023 train: 16 bits, everything sharded, made without memory, layers computed again.
-PUBLISHED_ALL: Flags = {**SHARDED, **CHECKPOINTS, "delayed_param": 1, "num_layers": 2, "max_steps": 5}
+PUBLISHED_ALL: Flags = {**SHARDED, **CHECKPOINTS, "delayed_param": 1, "max_steps": 5}
 PUBLISHED: dict[str, tuple[Flags, Flags]] = {
     "gpt2": ({"activation_strategy": "contiguous", "zero_init": 0}, {**TP2, "offload_activations": 1}),
     "gptj": ({**TP2}, {"sharded_data_parallel_degree": 4}),
@@ -89,7 +98,9 @@ def test_a_recipe_trains_and_goes_on_at_the_same_and_at_other_degrees(
     assert elsewhere[0] == pytest.approx(losses[3:], rel=margin)
     assert elsewhere[2] == pytest.approx(evaluation, rel=margin)
     if name == "gpt2":
-        plain = AutoModelForCausalLM.from_config(recipe.model_config(recipe.parse([])))
+        plain = AutoModelForCausalLM.from_config(
+            recipe.model_config(recipe.parse(words(name, other, tmp_path)))
+        )
         plain.load_state_dict(torch.load(tmp_path / "fullmodel.pt"))
         again = run(other, load_full=1, load_tag="fullmodel.pt", max_steps=6)
         assert again[2] == pytest.approx(evaluation, rel=1e-5)

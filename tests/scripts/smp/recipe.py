@@ -216,7 +216,7 @@ def parse(words):
         "skip_tracing": 0, "delayed_param": 0, "use_distributed_transformer": 1, "flash_attention": 0,
         "distribute_embedding": 0, "attention_in_fp32": 0, "query_key_layer_scaling": 0, "fused_softmax": 0,
         "fused_dropout": 0, "fused_bias_gelu": 0, "residual_addition_in_fp32": 0, "use_alibi": 0,
-        "zero_init": 0, "manual_partition": 0, "match_weights": 0, "logits_output": 0, "num_layers": 4,
+        "zero_init": 0, "manual_partition": 0, "match_weights": 0, "logits_output": 0, "num_layers": 2,
         "max_steps": 6, "train_batch_size": 4, "replicas_of_batch": 4, "gradient_accumulation": 1,
         "logging_freq": 1, "checkpoint_freq": 0, "num_kept_checkpoints": 2, "load_partial": 0, "load_full": 0,
         "save_final_full_model": 0, "save_full_too": 0, "save_in_background": 0,
