@@ -114,19 +114,23 @@ class Measuring:
         clocks = [StepClock(self.device) for _ in range(rounds)]
         written: WrittenTensors | None = WrittenTensors(self.module, self.call)
         for clock in clocks:
-            instead = clock.backward_of(self.module) if backward else None
-            with (
-                dry(self.module, written, instead),
-                written or contextlib.nullcontext(),
-                clock.follow(self.names),
-            ):
-                result = self._result(clock)
-                clock.rest()
-                losses = losses_in(result)
-                if losses and not clock.went_backward:  # as its caller would in a script
-                    torch.autograd.backward(losses)
+            self._run_once(clock, written, backward=backward)
             written = written if written is not None and written.found else None  # looking takes time
         return clocks
+
+    def _run_once(self, clock: StepClock, written: WrittenTensors | None, *, backward: bool) -> None:
+        """Run the step; returning frees its graph, so that the next run needs no memory beside it."""
+        instead = clock.backward_of(self.module) if backward else None
+        with (
+            dry(self.module, written, instead),
+            written or contextlib.nullcontext(),
+            clock.follow(self.names),
+        ):
+            result = self._result(clock)
+            clock.rest()
+            losses = losses_in(result)
+            if losses and not clock.went_backward:  # as its caller would in a script
+                torch.autograd.backward(losses)
 
     def _result(self, clock: StepClock) -> Any:
         """Return the step's result; None if it fails after a backward because it finds no gradients."""

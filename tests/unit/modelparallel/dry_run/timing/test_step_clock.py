@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -138,3 +140,21 @@ def test_short_steps_run_more_often(seconds: float, runs: int) -> None:
 
     capture(module, step, times=True)
     assert len(calls) == 1 + runs  # the dry run; one that warms up, and those that count
+
+
+@pytest.mark.parametrize("has_hook", [False, True])
+def test_the_graph_of_a_timed_run_is_gone_before_the_next(has_hook: bool) -> None:
+    module, graphs = nn.Linear(4, 4), []
+    if has_hook:  # then no backward runs, and the graph keeps what it would need
+        module.weight.register_hook(lambda gradient: gradient)
+
+    def step() -> Tensor:
+        assert not any(graph() for graph in graphs)
+        loss: Tensor = module(torch.ones(2, 4)).sum()
+        hook = partial(torch.mul, other=1.0)
+        loss.register_hook(hook)
+        graphs.append(weakref.ref(hook))
+        return loss
+
+    capture(module, step, times=True)
+    assert len(graphs) > 2
