@@ -8,6 +8,7 @@
 #include "core/kernels/types.hpp"
 #include "core/memory/parts.hpp"
 #include "torch/hosts/layout.hpp"
+#include "torch/hosts/wire.hpp"
 
 namespace opensmd::levels {
 
@@ -34,9 +35,10 @@ constexpr size_t kLeastInChain = 16u << 10;
 constexpr size_t kLeastInRing = 32u << 10;
 constexpr size_t kLeastOfRing = 18u << 10;
 // Likewise where hosts take turns, in one part or more: the smallest cut, and the largest, which bounds how long a late
-// one keeps others waiting.
+// one keeps others waiting, and is below kShort (wire.hpp).
 constexpr size_t kLeastOfTurn = 20u << 10;
-constexpr size_t kMostOfTurn = 64u << 10;
+constexpr size_t kMostOfTurn = 48u << 10;
+static_assert(kMostOfTurn < kShort);
 
 // Smaller sums are not worth several connections at once.
 constexpr size_t kSplitBytes = 32u << 10;

@@ -29,14 +29,17 @@ struct RingWalk {
   template <typename Sum>
   void run(Agreement::Comparison& comparison, Sum& sum, bool posts = false) const {
     const auto expect = [&sum](size_t index, size_t step) { sum.expect(index, step); };
-    const auto go_on = [&sum](size_t index, size_t step) { sum.go_on(index, step); };
+    const auto go_on = [&sum, &comparison](size_t index, size_t step) {
+      // Nothing before this waits for other hosts: the next part's first step is already in transit.
+      if (index == 0 && step == 1) comparison.conclude();
+      sum.go_on(index, step);
+    };
     const size_t ticks = parts + last;
     for (size_t tick = 0; tick < std::min(kAhead, ticks); ++tick) for_parts_at(tick, expect);
     comparison.meet();
     if (!posts) comparison.post();
     for (size_t tick = 0; tick < ticks; ++tick) {
       for_parts_at(tick, go_on);
-      if (tick == 0) comparison.conclude();
       if (tick + kAhead < ticks) for_parts_at(tick + kAhead, expect);
     }
   }
