@@ -81,22 +81,26 @@ class Counting(nn.Module):
 
 
 class Counted(nn.Module):
-    """Counts as well, and asks its layers; it notes for later what depends on the data."""
+    """Counts too, and asks its layers, which it counts in each forward; it notes what depends on the data."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(Counting() for _ in range(4))
-        self.calls, self.longest, self.kind = 0, 0.0, ""
+        self.calls, self.depth, self.longest, self.kind = 0, 0, 0.0, ""
         self.state: dict[str, Any] = {"calls": 0, "kind": ""}
+        self.place = {"depth": 0}
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.state["calls"] += 1
         self.longest = x.abs().max().item()
         self.state["kind"] = self.kind = "long" if self.longest > 2 else "short"
+        self.depth = self.place["depth"] = 0
         for layer in self.layers:
-            x = layer(x) + x
+            self.depth += 1
+            self.place["depth"] += 2
+            x = layer(x) * self.depth + x / self.place["depth"]
         scale = self.calls + self.state["calls"] + self.longest + len(self.kind + self.state["kind"])
         return x * scale + sum(layer.calls for layer in self.layers)
 

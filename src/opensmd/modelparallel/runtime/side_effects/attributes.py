@@ -120,6 +120,8 @@ class AttributesPerMicrobatch:
             # By identity: in-place changes concern buffers, or are the user's error.
             if value is not before:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
+                if microbatch in values and _is_noted(before):
+                    self._leave_to_later(values, microbatch, before)
                 values[microbatch] = value
                 self._filled.get(slot, {}).pop(microbatch, None)
                 self._contents.is_new(slot, value, before)
@@ -193,6 +195,15 @@ class AttributesPerMicrobatch:
         filled = self._filled.get(slot, {})
         return filled[microbatch] if microbatch in filled else _nearest(self._values[slot], microbatch)
 
+    def _leave_to_later(self, values: dict[int, Any], microbatch: int, before: Any) -> None:
+        """Leave a number that changes within a forward to those that have begun, and may have set it, too.
+
+        Small equal numbers are one object, so nothing tells whether they have.
+        """
+        for later in self._begun - self._through:
+            if later > microbatch and _nearest_of(values, later) == microbatch:
+                values[later] = before
+
     def _forget(self, slot: Slot, values: dict[int, Any]) -> None:
         """Drop values of microbatches before the first unfinished one, except the last of them."""
         filled = self._filled.get(slot, {})
@@ -217,9 +228,14 @@ class AttributesPerMicrobatch:
 
 def _nearest(values: dict[int, Any], microbatch: int) -> Any:
     """Return a microbatch's own value, or that of the nearest earlier one."""
+    return values[_nearest_of(values, microbatch)]
+
+
+def _nearest_of(values: dict[int, Any], microbatch: int) -> int:
+    """Return the microbatch itself if it has a value, or the nearest earlier one that has."""
     if microbatch in values:
-        return values[microbatch]
-    return values[max([number for number in values if number < microbatch])]
+        return microbatch
+    return max([number for number in values if number < microbatch])
 
 
 def _is_own(value: Any) -> bool:

@@ -225,8 +225,16 @@ class _Contents:
         before, now = self._of(microbatch), content_of(self.container)
         if same_content(before, now):
             return None
+        if microbatch in self._now and _counts(before):
+            self._leave_to_later(microbatch, before)
         self._now[microbatch] = now
         return before
+
+    def _leave_to_later(self, microbatch: int, before: Content) -> None:
+        """Leave numbers that change within a forward to those that have begun; see ``attributes.py``."""
+        for later in self._first:
+            if later > microbatch == max([number for number in self._now if number <= later]):
+                self._now[later] = before
 
     def end(self, until: int) -> None:
         """Note that all microbatches before ``until`` have ended; then only the last one's content counts."""
