@@ -61,7 +61,7 @@ class PlacedModel:
                 self._whole[name] = (modules[name], home)
         self._split = {name: modules[name] for name in plan.split()}
         self._sequences = Sequences(self._split, dict(self._whole.values()), rank)
-        self.places = Places(module)
+        self.places = Places(module, split=self._split.values())
         self.buffers = OrderedBuffers(self._split)
         self.divided = self._divided_buffers(modules, plan)
         tagged = self._tag_parameters(module, plan)

@@ -8,7 +8,7 @@ has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -34,15 +34,18 @@ class Places:
 
     Args:
         module: the model.
+        split: its modules that run piece by piece. Calls of others that count keep the
+            order of the microbatches.
     """
 
-    def __init__(self, module: nn.Module | None = None) -> None:
+    def __init__(self, module: nn.Module | None = None, *, split: Iterable[nn.Module] = ()) -> None:
         self.modules: dict[nn.Module, str] = {}
         if module is not None:
             self.modules = {child: name for name, child in module.named_modules()}
         self.slots: list[Slot] = []
         self.parameters = ReplacedParameters(self.modules)
-        self.containers = ContainerSlots(self.modules)
+        self.split = frozenset(split)
+        self.containers = ContainerSlots(self.modules, self.split)
         self.calls = -1  # the number of new calls up to the end of the latest step
         # Where in the program, and in which mode, microbatches were suspended and searched.
         self.searched: set[Hashable] = set()
@@ -120,7 +123,7 @@ class AttributesPerMicrobatch:
             # By identity: in-place changes concern buffers, or are the user's error.
             if value is not before:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
-                if microbatch in values and _is_noted(before):
+                if microbatch in values and _is_noted(before) and slot.module in self._places.split:
                     self._leave_to_later(values, microbatch, before)
                 values[microbatch] = value
                 self._filled.get(slot, {}).pop(microbatch, None)

@@ -41,13 +41,17 @@ class ContainerSlots:
 
     Args:
         modules: the model's.
+        split: those of them that run piece by piece.
 
     Attributes:
         changed: those that steps are known to change.
     """
 
-    def __init__(self, modules: Collection[nn.Module] = ()) -> None:
+    def __init__(
+        self, modules: Collection[nn.Module] = (), split: Collection[nn.Module] = frozenset()
+    ) -> None:
         self.changed: set[Slot] = set()
+        self.split = split
         self._modules = modules
         self._slots: list[Slot] = []
         self.refresh()
@@ -130,7 +134,7 @@ class ContentsPerMicrobatch:
             self._look_into(self._others)
         changed = []
         for contents in self._contents.values():
-            before = contents.keep(microbatch)
+            before = contents.keep(microbatch, in_split=contents.slot.module in self._slots.split)
             if before is not None:
                 require_unused(contents.slot, microbatch, structure.tensors_in(before))
                 changed.append((contents.slot, contents.container))
@@ -220,12 +224,12 @@ class _Contents:
             self._first[microbatch] = self._now[max(earlier)] if earlier else self._before
         set_content(self.container, self._of(microbatch))
 
-    def keep(self, microbatch: int) -> Content | None:
+    def keep(self, microbatch: int, *, in_split: bool) -> Content | None:
         """Save the current content; return the previous one if something has changed."""
         before, now = self._of(microbatch), content_of(self.container)
         if same_content(before, now):
             return None
-        if microbatch in self._now and _counts(before):
+        if in_split and microbatch in self._now and _counts(before):
             self._leave_to_later(microbatch, before)
         self._now[microbatch] = now
         return before
