@@ -8,7 +8,6 @@
 #include "core/kernels/types.hpp"
 #include "core/memory/parts.hpp"
 #include "torch/hosts/layout.hpp"
-#include "torch/hosts/wire.hpp"
 
 namespace opensmd::levels {
 
@@ -38,7 +37,6 @@ constexpr size_t kLeastOfRing = 18u << 10;
 // one keeps others waiting, and is below kShort (wire.hpp).
 constexpr size_t kLeastOfTurn = 20u << 10;
 constexpr size_t kMostOfTurn = 48u << 10;
-static_assert(kMostOfTurn < kShort);
 
 // Smaller sums are not worth several connections at once.
 constexpr size_t kSplitBytes = 32u << 10;
