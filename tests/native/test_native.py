@@ -81,7 +81,8 @@ def build(flavour: str) -> Path:
 
 def link(program: Path, objects: list[Path], flags: tuple[str, ...]) -> None:
     """Compile one test program, unless nothing has changed that it is made of."""
-    texts = [path.read_bytes() for path in [HERE / f"{program.name}.cpp", *sorted(HERE.glob("*.hpp"))]]
+    headers = sorted([*HERE.glob("*.hpp"), *recipe.SOURCES.rglob("*.hpp")])
+    texts = [path.read_bytes() for path in [HERE / f"{program.name}.cpp", *headers]]
     names = " ".join([compiler().key, *map(str, objects), *flags])
     key = hashlib.sha256(b"\0".join([names.encode(), *texts])).hexdigest()
     stamp = program.with_suffix(".key")
