@@ -34,8 +34,7 @@ class Places:
 
     Args:
         module: the model.
-        split: its modules that run piece by piece. Calls of others that count keep the
-            order of the microbatches.
+        split: its modules that run piece by piece. Calls of others that count keep the order of microbatches.
     """
 
     def __init__(self, module: nn.Module | None = None, *, split: Iterable[nn.Module] = ()) -> None:
@@ -220,7 +219,7 @@ class AttributesPerMicrobatch:
     def _require_not_borrowed(self, slot: Slot, microbatch: int, before: list[Tensor]) -> None:
         if slot.is_buffer or self._context.borrowed.isdisjoint(tags_of(before)):
             return  # readers of buffers have waited for earlier ones (``buffers.py``)
-        name = f"{self._places.modules[slot.module]}.{slot.name}".lstrip(".")
+        name = slot.path(self._places.modules)
         raise SMPError(
             f"microbatch {microbatch} has changed {name!r} after a later microbatch had used what was there "
             "before. Microbatches take turns, but the later one should have found the new value: keep what "

@@ -163,7 +163,7 @@ class _OrderOfStep:
         # A deferred backward may recompute a forward that changes the buffer (checkpointing).
         if mode not in self._only_read:
             # A place of its own: waits at the call before are not always where this one is (attributes.py).
-            run.microbatch.point = f"reading buffer {self._name(slot)!r}"
+            run.microbatch.point = f"reading buffer {slot.path(self._names)!r}"
             run.settle()
             run.wait_for_earlier()
         # The latest reader decides: a change by any earlier microbatch comes too late.
@@ -183,14 +183,11 @@ class _OrderOfStep:
         later = self._readers.get(slot, -1)
         if later > run.microbatch.index:
             raise SMPError(
-                f"microbatch {run.microbatch.index} has changed buffer {self._name(slot)!r} after microbatch "
-                f"{later} had read it, which should have found the new value. Microbatches take turns, and "
-                "earlier steps only read this buffer: change it in every step from the first one on that the "
-                "module trains in, or set active_microbatches to 1"
+                f"microbatch {run.microbatch.index} has changed buffer {slot.path(self._names)!r} after "
+                f"microbatch {later} had read it, which should have found the new value. Microbatches take "
+                "turns, and earlier steps only read this buffer: change it in every step from the first "
+                "one on that the module trains in, or set active_microbatches to 1"
             )
-
-    def _name(self, slot: Slot) -> str:
-        return f"{self._names[slot.module]}.{slot.name}".lstrip(".")
 
 
 class _Watched(dict[str, Any]):

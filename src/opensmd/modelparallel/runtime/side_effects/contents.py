@@ -89,12 +89,7 @@ class ContentsPerMicrobatch:
         for slot in slots.changed:
             for container in containers_in(slot.value):
                 self._add(slot, container)
-        # Any step may be the first that fills one of these.
-        self._others = [
-            (slot, container, len(container))
-            for slot, container in present
-            if id(container) not in self._contents
-        ]
+        self._others = self._unknown(present)  # any step may be the first that fills one of these
 
     def __bool__(self) -> bool:
         return bool(self._contents)
@@ -183,9 +178,13 @@ class ContentsPerMicrobatch:
             if not same_content(before, now) and (_computed(before) or _computed(now) or _counts(now)):
                 self._slots.changed.add(slot)
                 self._add(slot, container)
-        self._others = [
+        self._others = self._unknown((slot, container) for slot, container, _ in self._others)
+
+    def _unknown(self, containers: Iterable[tuple[Slot, Any]]) -> list[tuple[Slot, Any, int]]:
+        """Return those that are not known to change, with their lengths."""
+        return [
             (slot, container, len(container))
-            for slot, container, _ in self._others
+            for slot, container in containers
             if id(container) not in self._contents
         ]
 

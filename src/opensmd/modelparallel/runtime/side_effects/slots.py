@@ -6,7 +6,7 @@ other ranks and the dry run must know about it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -38,6 +38,10 @@ class Slot(NamedTuple):
         else:
             # Bypasses watched buffers: swapping the state of microbatches is not an action of the program.
             dict.__setitem__(holder, self.name, value)
+
+    def path(self, names: Mapping[nn.Module, str]) -> str:
+        """Return its name in the model, for messages."""
+        return f"{names[self.module]}.{self.name}".lstrip(".")
 
     @property
     def _holder(self) -> dict[str, Any]:
