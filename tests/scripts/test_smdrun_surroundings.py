@@ -134,6 +134,15 @@ os.kill(os.getpid(), 9)
 """
 
 
+def test_a_rank_ignores_what_every_interpreter_ignores(tmp_path: Path) -> None:
+    """Also here, where ranks are forks: one that wrote to a host that had ended would be killed by SIGPIPE."""
+    (tmp_path / "script.py").write_text("print(open('/proc/self/status').read())")
+    done = run_job(["smdrun", "-n", "1", "script.py"], cwd=tmp_path, env=environment())
+    ignored = int(done.stdout.split("SigIgn:")[1].split()[0], base=16)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        assert ignored >> (number - 1) & 1
+
+
 def test_what_a_child_of_a_rank_fails_of_is_not_taken_for_the_failure_of_the_rank(tmp_path: Path) -> None:
     done = smdrun(FAILS_IN_A_CHILD, tmp_path)
     assert done.returncode == 137
