@@ -34,7 +34,7 @@ def broadcast_multigpu(tensor_list: Sequence[torch.Tensor], src: int, group: Gro
         src: rank of the source.
         group: default ``group.WORLD``.
     """
-    _check_list("broadcast_multigpu", tensor_list)
+    _check_inputs("broadcast_multigpu", tensor_list)
     if _is_member(group):
         api.broadcast(tensor_list[0], src, group)
         _copy_to_others(tensor_list[0], tensor_list)
@@ -48,7 +48,7 @@ def all_reduce_multigpu(
 
     With 2 processes of 8 tensors that are 1, all 16 become 16.
     """
-    _check_list("all_reduce_multigpu", tensor_list)
+    _check_inputs("all_reduce_multigpu", tensor_list)
     if _is_member(group):
         total = _reduced(tensor_list, op)
         api.all_reduce(total, op, group)
@@ -61,7 +61,7 @@ def reduce_multigpu(
     tensor_list: Sequence[torch.Tensor], dst: int, op: reduce_op = reduce_op.SUM, group: Group = group.WORLD
 ) -> None:
     """Reduce over all tensors of all members; only ``tensor_list[0]`` of rank ``dst`` gets the result."""
-    _check_list("reduce_multigpu", tensor_list)
+    _check_inputs("reduce_multigpu", tensor_list)
     if _is_member(group):
         total = _reduced(tensor_list, op)
         api.reduce(total, dst, op, group)
@@ -87,7 +87,7 @@ def all_gather_multigpu(
     Raises:
         RuntimeError: the outputs do not have this shape.
     """
-    _check_list("all_gather_multigpu", input_tensor_list)
+    _check_inputs("all_gather_multigpu", input_tensor_list)
     if not _is_member(group):
         return
     count = len(input_tensor_list)
@@ -139,6 +139,10 @@ def _check_list(function: str, tensors: Sequence[torch.Tensor]) -> None:
                 f"{function}: tensor sizes do not match: tensor {index} has {tensor.numel()} elements of "
                 f"{tensor.dtype}, tensor 0 has {first.numel()} of {first.dtype}"
             )
+
+
+def _check_inputs(function: str, tensors: Sequence[torch.Tensor]) -> None:
+    _check_list(function, tensors)
     devices = [tensor.device for tensor in tensors if tensor.is_cuda]
     if len(set(devices)) != len(devices):
         raise RuntimeError(f"{function}: two tensors are on one GPU ({devices}); put each on its own")
