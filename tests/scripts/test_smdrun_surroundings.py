@@ -135,7 +135,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_rank_ignores_what_every_interpreter_ignores(tmp_path: Path) -> None:
-    """Also here, where ranks are forks: one that wrote to a host that had ended would be killed by SIGPIPE."""
+    """Also here, where ranks are forks: SIGPIPE would kill one that wrote to a host that had ended."""
     (tmp_path / "script.py").write_text("print(open('/proc/self/status').read())")
     done = run_job(["smdrun", "-n", "1", "script.py"], cwd=tmp_path, env=environment())
     ignored = int(done.stdout.split("SigIgn:")[1].split()[0], base=16)

@@ -148,7 +148,7 @@ def _leave_launcher() -> None:
         if callable(signal.getsignal(number)) or number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, usual)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # what an interpreter ignores, and Popen resets for others
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # an interpreter ignores them, and Popen resets them
         signal.signal(number, signal.SIG_IGN)
     tracker = resource_tracker.getfd()  # which this process has, too, if it uses multiprocessing
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names alone
