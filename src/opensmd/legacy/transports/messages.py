@@ -38,7 +38,7 @@ READ_AT_MOST = 4 << 20  # bytes from one rank before the others get their turn
 FLUSH_SECONDS = 30.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Arrival:
     """An arriving message; ``receive`` is its destination, once known."""
 
@@ -182,7 +182,7 @@ class Messages:
             self._bell.send(b"!")
         arrival.receive = receive
         arrival.error = receive.mismatch(arrival.source, arrival.count, arrival.dtype)
-        if arrival.complete:
+        if arrival is not peer.reading:  # else the reader delivers it, even if all of it has come
             _deliver(arrival)
 
     def _is_closed(self, src: int | None) -> bool:
@@ -281,11 +281,18 @@ class Messages:
         with self._lock:
             peer.closed = True
             peer.link.close()
-            if peer.reading is not None and peer.reading.receive is not None:
-                peer.reading.receive.fail(f"recv on rank {self._rank}: {_ended(peer.rank)} in mid-message")
+            if peer.reading is not None:
+                self._give_up(peer.reading)
             for receive in [one for one in self._posted if self._is_closed(one.source)]:
                 self._posted.remove(receive)
                 receive.fail(f"recv on rank {self._rank}: {_ended(receive.source)}")
+
+    def _give_up(self, arrival: Arrival) -> None:
+        """Forget a message whose rest will not come."""
+        if arrival.receive is None:
+            self._pile.remove(arrival)
+        else:
+            arrival.receive.fail(f"recv on rank {self._rank}: {_ended(arrival.source)} in mid-message")
 
     # --- the end
 

@@ -13,8 +13,8 @@ from opensmd.legacy._torch_internals import private_group
 from opensmd.legacy.transports import messages
 from opensmd.legacy.transports.device_messages import DeviceMessages
 from opensmd.legacy.transports.engine import WIRES
-from opensmd.legacy.transports.messages import Messages
-from tests.support.patience import PATIENCE
+from opensmd.legacy.transports.messages import DTYPES, HEADER, Messages, Peer
+from tests.support.patience import PATIENCE, wait_until
 
 Ends = tuple[Messages, Messages, Messages]
 
@@ -101,6 +101,39 @@ def test_what_was_sent_before_the_end_comes_and_later_receives_fail_at_once(ends
     two.close()
     with pytest.raises(RuntimeError, match="every other rank has closed"):
         anybody.wait()
+
+
+def test_half_a_message_of_a_rank_that_has_ended_is_no_message() -> None:
+    mine, theirs = socket.socketpair()
+    zero = Messages({1: mine}, 0, PATIENCE)
+    theirs.sendall(HEADER.pack(2, DTYPES.index(torch.float32)) + bytes(4))
+    wait_until(lambda: any(arrival.got for arrival in zero._pile))
+    theirs.close()
+    wait_until(lambda: zero._peers[1].closed)
+    with pytest.raises(RuntimeError, match="rank 1 has closed its connection"):
+        zero.recv(torch.zeros(2), 1)
+    zero.close()
+
+
+def test_a_message_is_delivered_once_even_if_the_reader_is_slow(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receive comes when all has been read, and before the reader has noted that."""
+    zero, one, _ = ends
+    taken, finish = threading.Event(), Messages._finish_if_complete
+
+    def finish_late(self: Messages, peer: Peer) -> None:
+        if self is zero and peer.reading is not None and peer.reading.complete:
+            taken.wait(PATIENCE)
+        finish(self, peer)
+
+    monkeypatch.setattr(Messages, "_finish_if_complete", finish_late)
+    one.send(torch.ones(3), 0)
+    wait_until(lambda: any(arrival.complete for arrival in zero._pile))
+    receive = zero.irecv(torch.zeros(3), 1)
+    assert not receive.is_completed(), "what the reader writes now would change a tensor in use"
+    taken.set()
+    receive.wait()
 
 
 def test_a_receive_that_nobody_serves_ends_at_its_timeout() -> None:
