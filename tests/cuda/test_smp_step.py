@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -75,10 +75,22 @@ def split(module: nn.Module, **settings: Any) -> None:
     smp.set_partition(module.get_submodule("second"), 1)
 
 
-def trained_beside(module: nn.Module, model: Any, plain: nn.Module, *, steps: int = 3) -> None:
+MOMENTUM: dict[str, Any] = {"kind": torch.optim.SGD, "lr": RATE, "momentum": 0.9}
+
+
+def trained_beside(
+    module: nn.Module,
+    model: Any,
+    plain: nn.Module,
+    *,
+    steps: int = 3,
+    optimizers: Mapping[str, Any] = MOMENTUM,
+) -> None:
     """Both train on the same batches, the plain one microbatch by microbatch, and stay equal."""
-    optimizer = smp.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9))
-    plains = torch.optim.SGD(plain.parameters(), lr=RATE, momentum=0.9)
+    options = dict(optimizers)
+    kind = options.pop("kind")
+    optimizer = smp.DistributedOptimizer(kind(module.parameters(), **options))
+    plains = kind(plain.parameters(), **options)
 
     @smp.step
     def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,6 +155,20 @@ def test_a_model_comes_to_the_gpu_before_or_after_it_is_wrapped(gpus: Gpus, how:
 
 def test_parameters_that_are_drawn_in_the_first_step_come_to_the_gpu_of_its_tensors(gpus: Gpus) -> None:
     gpus(2).run(placed, "by its inputs", True)
+
+
+def with_sums_from_the_beginning() -> None:
+    torch.manual_seed(3)
+    plain = Net()
+    torch.manual_seed(3)
+    restart(partitions=2, microbatches=4)
+    net = Net()
+    sums = {"kind": torch.optim.Adagrad, "lr": RATE, "initial_accumulator_value": 0.1}
+    trained_beside(net, smp.DistributedModel(net), plain.to(DEVICE), optimizers=sums)
+
+
+def test_what_an_optimizer_has_created_comes_to_the_gpu_with_the_model(gpus: Gpus) -> None:
+    gpus(2).run(with_sums_from_the_beginning)
 
 
 def tensors_of_two_devices() -> None:

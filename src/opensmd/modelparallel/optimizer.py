@@ -38,6 +38,7 @@ from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedPa
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.laid_out import lay_out_state
 from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
+from opensmd.modelparallel.state_dicts.moved_state import move_state
 from opensmd.modelparallel.state_dicts.optimizer_entries import (
     gathered_entries,
     merged_parts,
@@ -233,6 +234,9 @@ class _Methods(PrecisionAttributes):
             f"optimizer.clip_master_grads({limit}) before optimizer.step()",
             stacklevel=2,
         )
+
+    def _smp_follow_device(self) -> None:
+        move_state(self.state, self.param_groups)
 
     def _smp_follow_groups(self) -> None:
         if self._smp_layout is not None and hasattr(self, "norm_group"):

@@ -172,6 +172,11 @@ class State:
         for optimizer in self._wrapped_optimizers():
             optimizer._smp_follow_groups()
 
+    def follow_device(self) -> None:
+        """Tell every distributed optimizer that the model has moved to another device."""
+        for optimizer in self._wrapped_optimizers():
+            optimizer._smp_follow_device()
+
     def follow_model(self) -> None:
         """Tell every distributed optimizer that the model's parameters have new values."""
         for optimizer in self._wrapped_optimizers():

@@ -85,6 +85,10 @@ class WrappedOptimizer:
         """Use the new process groups; this rank keeps the same parts of the model."""
         raise NotImplementedError
 
+    def _smp_follow_device(self) -> None:
+        """Move the state to the devices of the parameters."""
+        raise NotImplementedError
+
     def _smp_counts_here(self, parameter: nn.Parameter) -> bool:
         """Whether this rank contributes a parameter to sums over the ranks of the replica."""
         raise NotImplementedError

@@ -91,6 +91,10 @@ def batches(args, seed, steps):
     return DataLoader(data, sampler=sampler, batch_size=per_rank, drop_last=True)
 
 
+def device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @smp.step
 def train_step(model, optimizer, input_ids, attention_mask, args):
     if args.logits_output:
@@ -112,6 +116,7 @@ def eval_model(model, args):
     losses = []
     with torch.no_grad():
         for input_ids, attention_mask in batches(args, 99, 2):
+            input_ids, attention_mask = input_ids.to(device()), attention_mask.to(device())
             losses.append(test_step(model, input_ids, attention_mask).reduce_mean())
     loss = torch.stack(losses).mean()
     if smp.dp_size() > 1:
@@ -175,6 +180,7 @@ def train(args, model, optimizer, scheduler, config, total_steps):
         if index < total_steps:
             continue
         started = time.time()
+        input_ids, attention_mask = input_ids.to(device()), attention_mask.to(device())
         optimizer.zero_grad(set_to_none=True)
         result = train_step(model, optimizer, input_ids, attention_mask, args)
         if args.logits_output:

@@ -68,6 +68,7 @@ class Moves(StateDicts):
             self.delayed.move(device)
             with self.delayed.planned():
                 super().to(device)
+            state.follow_device()
 
     def cuda(self, device: int | torch.device | None = None) -> Self:
         """Move like torch; after partitioning, like ``to`` that device."""
