@@ -15,7 +15,6 @@ __all__ = ["free_port", "take_block"]
 BLOCKS = range(10_000, 20_000, 500)
 VARIABLE = "OPENSMD_TEST_PORTS"  # the first of the block, for all that a session starts
 
-_held: list[socket.socket] = []
 # How many ports were given, for this process and all that are forked from it. A file, because the kernel
 # takes the lock of a file from a process that is killed.
 _given = os.memfd_create("ports given")
@@ -37,7 +36,7 @@ def take_block() -> None:
         except OSError:
             holder.close()
             continue
-        _held.append(holder)
+        holder.detach()  # open as long as this process
         os.environ[VARIABLE] = str(first)
         return
     raise RuntimeError(f"{len(BLOCKS)} sessions of tests run on this machine; there are no ports for another")
