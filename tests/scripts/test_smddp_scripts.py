@@ -371,6 +371,7 @@ def test_a_signal_to_the_launcher_leaves_no_process_and_no_folder(
     assert job.stdout is not None
     for _ in range(2):
         assert "started" in job.stdout.readline()
+    assert list(tmp_path.glob("smdrun-*"))
     job.send_signal(number)
     _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode == status, err

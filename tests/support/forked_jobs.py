@@ -27,7 +27,7 @@ from subprocess import PIPE
 from typing import Any
 
 from tests.support import ssh
-from tests.support.forks import ForkedProcess, text_stream, use_threads
+from tests.support.forks import ForkedProcess, choose_anew, text_stream
 from tests.support.namespaces import enter_network
 from tests.support.patience import PATIENCE
 
@@ -122,7 +122,7 @@ def _begin(main: Callable[[], None], env: dict[str, str]) -> None:
         _leave_launcher()
         os.environ.clear()
         os.environ.update(env)
-        use_threads(env)
+        choose_anew(env)
         main()
         code = 0
     except SystemExit as leaving:

@@ -15,6 +15,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import IO, Any
 from tests.support.jobs import both
 from tests.support.namespaces import enter_network
 
-__all__ = ["ForkedProcess", "as_main", "preload_also", "text_stream", "use_threads"]
+__all__ = ["ForkedProcess", "as_main", "choose_anew", "preload_also", "text_stream"]
 
 # smdistributed is not among them: its import sets variables that depend on the rank. What it is made of sets
 # none.
@@ -162,11 +163,16 @@ def _ends(target: Path | int | None) -> tuple[IO[str] | None, Path | Connection 
         return os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="surrogateescape"), writer
 
 
-def use_threads(env: Mapping[str, str]) -> None:
-    """As many as torch would start with this environment, which it read long ago."""
+def choose_anew(env: Mapping[str, str]) -> None:
+    """Choose what libraries chose in the server as they would in an interpreter with this environment."""
+    import numpy
     import torch
 
     torch.set_num_threads(int(env.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    torch.seed()
+    numpy.random.seed()
+    tempfile.tempdir = None
+    multiprocessing.set_start_method(None, force=True)
 
 
 def text_stream(descriptor: int) -> IO[str]:
@@ -209,5 +215,5 @@ def _begin(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    use_threads(env)
+    choose_anew(env)
     function(*args)
