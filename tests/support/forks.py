@@ -7,6 +7,7 @@ what the C library reads from the environment at a process's start they cannot b
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import multiprocessing
@@ -67,6 +68,13 @@ SERVER.set_forkserver_preload([FIRST, *PRELOADED, LAST])
 def preload_also(*modules: str) -> None:
     """Import these in the server, too, if they are installed; said before the first process is started."""
     SERVER.set_forkserver_preload([FIRST, *PRELOADED, *modules, LAST])
+
+
+@atexit.register
+def _kill_children() -> None:
+    """Python waits at its end for those that a failed test has left behind."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 class ForkedProcess:
