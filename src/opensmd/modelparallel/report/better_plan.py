@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from opensmd.modelparallel.planning.measured import BetterPlan, StageTimes
-from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.plan import Plan, ancestors
 
 __all__ = ["better_plan_text"]
 
@@ -60,8 +60,7 @@ def _shares(plan: Plan) -> str:
 
 def _moves(before: Plan, after: Plan) -> str:
     """Say which modules go where, with neighbours grouped."""
-    kept = after.atomic()
-    moved = [(name, home) for name, home in kept.items() if before.homes[name] != home]
+    moved = _moved_wholes(before, after) or _moved(before, after)
     groups = [
         (home, [name for name, _ in group]) for home, group in itertools.groupby(moved, lambda each: each[1])
     ]
@@ -71,3 +70,18 @@ def _moves(before: Plan, after: Plan) -> str:
     ]
     left = len(texts) - MOST_NAMED
     return ", ".join(texts[:MOST_NAMED]) + (f" and {left} more" if left > 0 else "")
+
+
+def _moved(before: Plan, after: Plan) -> list[tuple[str, int]]:
+    return [(name, home) for name, home in after.homes.items() if before.homes[name] != home]
+
+
+def _moved_wholes(before: Plan, after: Plan) -> list[tuple[str, int]]:
+    """Return the largest subtrees that end on one stage and of which no module was there before."""
+    staying = after.homes.keys() - dict(_moved(before, after)).keys()
+    partly = after.split().union(staying, *map(ancestors, staying))
+    return [
+        (name, home)
+        for name, home in after.homes.items()
+        if name not in partly and (name == "" or name.rpartition(".")[0] in partly)
+    ]
