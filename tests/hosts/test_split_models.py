@@ -14,7 +14,7 @@ from tests.support.networks import started
 from tests.support.patience import PATIENCE
 
 TRAIN = """
-import os, signal
+import signal
 from torch import nn
 import smdistributed.modelparallel.torch as smp
 
@@ -84,7 +84,8 @@ KILLED_BEFORE_IT_SENDS = """
 if rank == 3:
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
-smp.recv_from(3, smp.RankType.WORLD_RANK)
+with failing_together(3):
+    smp.recv_from(3, smp.RankType.WORLD_RANK)
 """
 KILLED_IN_A_STEP = """
 train(batch(0))
@@ -92,7 +93,8 @@ smp.barrier()
 print("ok", smp.rank(), flush=True)
 if smp.rank() == 3:
     smp.DistributedModel.backward = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-train(batch(1))
+with failing_together(3):
+    train(batch(1))
 """
 
 

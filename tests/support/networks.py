@@ -17,10 +17,21 @@ from tests.support.ports import free_port
 __all__ = ["assert_each_prints_ok", "started"]
 
 BEGIN = """
-import sys, time, torch, torch.distributed as dist
+import contextlib, os, pathlib, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
 import smdistributed.dataparallel.torch.torch_smddp
 torch.set_num_threads(1)
+
+@contextlib.contextmanager
+def failing_together(ranks):
+    # Rank 0 serves the store, in which the others look for the reason.
+    try:
+        yield
+    except Exception:
+        pathlib.Path("failed-" + os.environ["RANK"]).touch()
+        while len(list(pathlib.Path.cwd().glob("failed-*"))) < ranks:
+            time.sleep(0.05)
+        raise
 """
 JOIN = """
 dist.init_process_group("smddp", timeout=timedelta(seconds=float(sys.argv[1])))
