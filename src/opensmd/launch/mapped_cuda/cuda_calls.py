@@ -196,6 +196,8 @@ class Event:
 class Stream:
     """``torch.cuda.Stream``: everything runs in call order."""
 
+    device = torch.device("cpu")
+
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.priority = priority
 
@@ -332,6 +334,7 @@ CALLS: dict[str, Any] = {
     "Event": Event,
     "Stream": Stream,
     "stream": stream_context,
+    "StreamContext": stream_context,
     "current_stream": current_stream,
     "default_stream": current_stream,
     "set_stream": nothing,

@@ -293,8 +293,8 @@ def test_streams_events_and_memory_answer() -> None:
     start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
     stream = torch.cuda.Stream()
     start.record()
-    with torch.cuda.stream(stream=stream):
-        x = torch.ones(4, device="cuda")
+    with torch.cuda.stream(stream=stream), torch.cuda.StreamContext(stream):
+        x = torch.ones(4, device=stream.device)
     torch.cuda.current_stream().wait_stream(stream)
     end.record()
     torch.cuda.synchronize()
