@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +17,8 @@ from torch import nn
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.checkpoint.saving import background, pacing
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
-from tests.support.patience import PATIENCE
+from tests.faults.test_lost_ranks import runs
+from tests.support.patience import wait_until
 from tests.support.ranks import run_once
 from tests.support.timeouts import expire_after
 
@@ -74,17 +74,8 @@ def begin_a_save(folder: Path, layout: str, fault: Callable[..., None], victim: 
     save = smp.save_checkpoint(str(folder), "one", model=model, optimizer=optimizer, blocking=False)
     if smp.rank() != victim:
         at_work.touch()
-        await_fault(int(pid.read_text()))
+        wait_until(lambda: not runs(int(pid.read_text())))
     return save
-
-
-def await_fault(pid: int) -> None:
-    """Wait until this process does nothing any more."""
-    end = time.monotonic() + PATIENCE
-    silent = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() not in silent:
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def require_survivor(victim: int, function: Callable[..., None], *args: Any, **options: Any) -> None:
