@@ -25,12 +25,15 @@ def stop(pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
-        while any(_state(thread) != "T" for thread in Path(f"/proc/{pid}/task").iterdir()):
+        while any(map(_goes_on, Path(f"/proc/{pid}/task").iterdir())):
             time.sleep(0.001)
 
 
-def _state(thread: Path) -> str:
-    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+def _goes_on(thread: Path) -> bool:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T"
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+        return False
 
 
 def _done(job: Path) -> int:

@@ -107,7 +107,7 @@ def test_half_a_message_of_a_rank_that_has_ended_is_no_message() -> None:
     mine, theirs = socket.socketpair()
     zero = Messages({1: mine}, 0, PATIENCE)
     theirs.sendall(HEADER.pack(2, DTYPES.index(torch.float32)) + bytes(4))
-    wait_until(lambda: any(arrival.got for arrival in zero._pile))
+    wait_until(lambda: any(arrival.got for arrival in tuple(zero._pile)))
     theirs.close()
     wait_until(lambda: zero._peers[1].closed)
     with pytest.raises(RuntimeError, match="rank 1 has closed its connection"):
@@ -129,7 +129,7 @@ def test_a_message_is_delivered_once_even_if_the_reader_is_slow(
 
     monkeypatch.setattr(Messages, "_finish_if_complete", finish_late)
     one.send(torch.ones(3), 0)
-    wait_until(lambda: any(arrival.complete for arrival in zero._pile))
+    wait_until(lambda: any(arrival.complete for arrival in tuple(zero._pile)))
     receive = zero.irecv(torch.zeros(3), 1)
     assert not receive.is_completed(), "what the reader writes now would change a tensor in use"
     taken.set()
