@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -195,11 +196,15 @@ def as_main(script: str, arguments: Sequence[str]) -> None:
     """
     os.setsid()
     sys.argv = [script, *arguments]
-    if script.endswith(".py"):
-        sys.path.insert(0, str(Path(script).parent))
-        runpy.run_path(script, run_name="__main__")
-    else:
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    try:
+        if script.endswith(".py"):
+            sys.path.insert(0, str(Path(script).parent))
+            runpy.run_path(script, run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
 
 
 def _begin(
@@ -213,6 +218,7 @@ def _begin(
     """In the new process: leave what the fork server was given, then do what is asked."""
     gc.freeze()  # what the server has imported lives as long as this process: collections leave it alone
     gc.enable()
+    atexit.unregister(_kill_children)  # a script waits for those that it starts
     for descriptor, target in streams.items():
         if target is not None:
             with target.open("wb") if isinstance(target, Path) else target as file:
