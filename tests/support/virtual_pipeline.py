@@ -57,6 +57,7 @@ class Stage:
         lost: what its transport raises where it would wait.
         just_missed: a message comes right after it has first been asked for.
         patience: ticks that it waits for what its table has next.
+        first_alone: no other microbatch begins before the first one's forward is complete.
     """
 
     policy: Policy
@@ -69,6 +70,7 @@ class Stage:
     lost: Exception | None = None
     just_missed: bool = False
     patience: int = 0
+    first_alone: bool = False
 
 
 class _Clocks:
@@ -147,6 +149,7 @@ class Rank:
         self._clocks = clocks
         self._missed: set[Message] = set()
         self.left: list[tuple[int, int]] = []
+        self.watches_first = stage.first_alone
         self.microbatches = [Microbatch(index) for index in range(microbatches)]
         self.patience = Patience(stage.patience / SHARE)
         self.turns = Turns(
@@ -211,6 +214,9 @@ class Rank:
 
     # --- what microbatches have to themselves: nothing ---------------------------------------------------
 
+    def watch_first(self) -> None:
+        """Nothing."""
+
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """Nothing."""
 
@@ -263,6 +269,7 @@ class Pass:
 
     def backward(self) -> None:
         """Begin the backward, which may be deferred."""
+        self.rank.turns.at_backward(self.microbatch)
         places = [place for place, home in enumerate(self.rank.stage.route) if home == self.rank.rank]
         places.reverse()
         leg, rest = self._next_leg(places)

@@ -121,3 +121,72 @@ def counted(looped: bool) -> None:
 @pytest.mark.parametrize("looped", [False, True], ids=["chain", "looped"])
 def test_numbers_in_attributes_are_those_of_plain_pytorch(pool: Pools, looped: bool) -> None:
     pool(2).run(counted, looped)
+
+
+class Masked(nn.Module):
+    """Reads what its parent has set."""
+
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.parent = nn.Linear(WIDTH, WIDTH), [parent]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.tanh(self.layer(x)) * self.parent[0].mask
+        return out
+
+
+class Resetting(nn.Module):
+    """Computes what it needs where there is nothing yet, and forgets it at the end, in every way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), *(Masked(self) for _ in range(3))])
+        self.kept: Tensor | None = None
+        self.states: list[Tensor] = []
+        self.notes: dict[str, float] = {}
+        self.made = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = self.layers[0](x)
+        if not hasattr(self, "mask"):
+            self.mask = x > 0
+        if not self.states:
+            self.states = [x.square()]
+        if "scale" not in self.notes:
+            self.notes["scale"] = x.abs().max().item()
+        if not self.made:
+            self.shift, self.made = x.detach().mean(0), True
+        for layer in self.layers:
+            x = layer(x) + self.shift
+        out: Tensor = (x + self.kept + self.states[0]) * self.notes["scale"]
+        self.kept, self.states, self.made = None, [], False
+        self.notes.clear()
+        del self.mask
+        return out
+
+
+def reset(looped: bool, pipeline: str) -> None:
+    restart(
+        partitions=2,
+        microbatches=MICROBATCHES,
+        auto_partition=False,
+        default_partition=0,
+        pipeline=pipeline,
+    )
+    module, plain = Resetting(), Resetting()
+    for number, layer in enumerate(module.layers):
+        smp.set_partition(layer, number % 2 if looped else number // 2)
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(2 * MICROBATCHES, WIDTH, generator=generator),) for _ in range(STEPS)]
+    train_beside(smp.DistributedModel(module), plain, batches, microbatches=MICROBATCHES)
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("pipeline", ["interleaved", "simple"])
+@pytest.mark.parametrize("looped", [False, True], ids=["chain", "looped"])
+def test_no_microbatch_finds_what_another_one_has_yet_to_reset(
+    pool: Pools, looped: bool, pipeline: str
+) -> None:
+    pool(2).run(reset, looped, pipeline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,7 +83,23 @@ def with_backward_hook() -> nn.Module:
 KEPT: dict[str, Tensor] = {}
 
 
-class Keeping(Chain):
+class Slow(nn.Linear):
+    """Takes so long that on the other rank the next microbatch has its turn meanwhile."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return super().forward(x)
+
+
+class ComingBack(Chain):
+    """Its data goes to the second stage and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = Slow(WIDTH, WIDTH)
+
+
+class Keeping(ComingBack):
     """Keeps a tensor in a dict of the script's, and uses it after the data has been on the other stage."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +108,7 @@ class Keeping(Chain):
         return out
 
 
-class Accumulating(Chain):
+class Accumulating(ComingBack):
     """Adds to what earlier microbatches have left, before and after the data has been on the other stage."""
 
     def __init__(self) -> None:

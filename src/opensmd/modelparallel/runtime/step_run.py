@@ -65,7 +65,7 @@ class StepRun:
         microbatches = _microbatches(context, calls)
         self.record = Record()
         self._weight_gradients = WeightGradients(self.record)
-        self._attributes = AttributesPerMicrobatch(placed.places, context, microbatches)
+        self._attributes = AttributesPerMicrobatch(placed.places, context, microbatches, _name(function))
         self._state_per_microbatch = PerMicrobatchState(
             RandomPerMicrobatch(placed.generators), context.script_random, self._attributes
         )
@@ -133,6 +133,12 @@ def _microbatches(context: PipelineContext, calls: Sequence[Arguments]) -> list[
         Microbatch(index, begun=context.begun, borrowed=context.borrowed, arguments=call)
         for index, call in enumerate(calls)
     ]
+
+
+def _name(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return what tells step functions apart, also if a script defines them anew."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return named.__module__, named.__qualname__
 
 
 def _bound(function: Callable[..., Any], calls: Sequence[Arguments]) -> list[Callable[[], Any]]:

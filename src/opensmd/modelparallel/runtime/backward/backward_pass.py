@@ -168,6 +168,7 @@ class BackwardPass:
         retain_graph: bool,
         share: float,
     ) -> None:
+        self._turns.at_backward(microbatch)
         self.settle(microbatch)
         tags = tags_of(roots)
         if None in tags:

@@ -66,6 +66,7 @@ class Transfers:
 
     def wait(self, messages: list[Message], until: Callable[[], bool] | None = None) -> None:
         """Let other microbatches run until one of ``messages`` has come, or ``until`` holds."""
+        self._turns.at_wait()
         if self._has_come(messages):
             return
         if self._microbatch.deferred is not None:
@@ -175,6 +176,7 @@ class Transfers:
         kept = strides_kept(shape, stride)
         if self._has_sent and self._turns.chunked:
             self._enter_next_chunk(message)
+        self._turns.at_wait()
         # Taken if it is there, without asking first: asking costs as much, and a wait would give up the turn.
         received = self._transport.take(*message, shape, kept, dtype)
         while received is None:

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.side_effects.containers import same_content
 from opensmd.modelparallel.runtime.side_effects.contents import ContainerSlots, ContentsPerMicrobatch
 from opensmd.modelparallel.runtime.side_effects.parameters import ParametersPerMicrobatch, ReplacedParameters
-from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, buffers_of, slots_of
+from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, buffers_of, changed_slots
+from opensmd.modelparallel.runtime.side_effects.transient import FirstForward
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tags_of
 
@@ -48,6 +50,8 @@ class Places:
         self.calls = -1  # the number of new calls up to the end of the latest step
         # Where in the program, and in which mode, microbatches were suspended and searched.
         self.searched: set[Hashable] = set()
+        # What forwards of a step function set and reset, by function and mode.
+        self.transient: dict[Hashable, set[Slot]] = {}
         self._module = module
 
     @property
@@ -63,9 +67,16 @@ class AttributesPerMicrobatch:
         places: where they are, as far as earlier steps have found.
         context: what the microbatches have in common.
         microbatches: those of the step; with a single one there is nothing to do.
+        function: what identifies the step function.
     """
 
-    def __init__(self, places: Places, context: PipelineContext, microbatches: Sequence[Microbatch]) -> None:
+    def __init__(
+        self,
+        places: Places,
+        context: PipelineContext,
+        microbatches: Sequence[Microbatch],
+        function: Hashable = None,
+    ) -> None:
         alone = len(microbatches) == 1
         self._places = places
         self._context = context
@@ -84,13 +95,29 @@ class AttributesPerMicrobatch:
         self._through: set[int] = set()  # those that have completed their forwards
         self._ended: set[int] = set()
         self._first = 0  # the first that has not ended
+        self._program = (function, self._mode)
+        self._first_forward: FirstForward | None = None
+        if self._modules and self._program not in places.transient:
+            places.containers.refresh()
+            self._first_forward = FirstForward(self._initial, places.containers.containers())
+        self._transient = places.transient.get(self._program, set()) if self._modules else set()
         self._contents = ContentsPerMicrobatch(
-            ContainerSlots() if alone else places.containers, self._begun, self._through
+            ContainerSlots() if alone else places.containers, self._begun, self._through, self._transient
         )
         self._parameters = ParametersPerMicrobatch(ReplacedParameters() if alone else places.parameters)
-        for slot in () if alone else places.slots:
+        for slot in () if alone else (*places.slots, *self._transient):
             self._add(slot)
         self._swaps = self._has_any()  # most models keep nothing, and every turn comes here
+
+    @property
+    def watches_first(self) -> bool:
+        """Whether the first microbatch is to complete its forward before others begin."""
+        return self._first_forward is not None
+
+    def watch_first(self) -> None:
+        """Note what the first microbatch would show to others if it were suspended here."""
+        if self._first_forward is not None:
+            self._first_forward.look()
 
     def begin(self, microbatch: int) -> None:
         """Start or resume a microbatch."""
@@ -109,6 +136,9 @@ class AttributesPerMicrobatch:
             SMPError: it has set something that a later one has already read.
         """
         look = bool(self._modules) and self._may_find((self._microbatches[microbatch].place, self._mode))
+        if self._first_forward is not None:  # alone until now
+            self._first_is_through(self._first_forward)
+        ends_forward = through and microbatch not in self._through
         if through:
             self._through.add(microbatch)
         # Others must never see what functional_call has put in place of parameters.
@@ -122,11 +152,15 @@ class AttributesPerMicrobatch:
             # By identity: in-place changes concern buffers, or are the user's error.
             if value is not before:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
-                if microbatch in values and _is_noted(before) and slot.module in self._places.split:
+                transient = slot in self._transient
+                in_split = slot.module in self._places.split
+                if microbatch in values and _is_noted(before) and in_split and not transient:
                     self._leave_to_later(values, microbatch, before)
                 values[microbatch] = value
                 self._filled.get(slot, {}).pop(microbatch, None)
                 self._contents.is_new(slot, value, before)
+        if ends_forward:
+            self._leave_counters(microbatch)
         # Passed with the call: stored, the two would form a reference cycle and wait for the collector.
         for slot, container in self._contents.suspend(microbatch, self._require_not_borrowed, look=look):
             if slot.value is container:
@@ -180,10 +214,21 @@ class AttributesPerMicrobatch:
 
     def _look(self) -> None:
         """Find further slots."""
-        for module in self._modules:
-            for slot, value in slots_of(module):
-                if slot not in self._values and value is not self._before(slot) and _is_own(value):
+        for module, (attributes, buffers) in self._initial.items():
+            for slot, value in changed_slots(module, attributes, buffers):
+                if slot not in self._values and _is_own(value):
                     self.is_set(slot)
+
+    def _first_is_through(self, forward: FirstForward) -> None:
+        """Note what the first microbatch, alone so far, has set and reset."""
+        self._first_forward = None
+        self._transient |= forward.reset()
+        self._places.transient[self._program] = self._transient
+        for slot in self._transient:
+            if slot not in self._values:
+                self._add(slot)
+            self._contents.follow(slot)
+        self._swaps = self._has_any()
 
     def _add(self, slot: Slot) -> None:
         self._values[slot] = {_BEFORE: self._before(slot)}
@@ -195,7 +240,26 @@ class AttributesPerMicrobatch:
     def _found(self, slot: Slot, microbatch: int) -> Any:
         """Return what a microbatch sees in a slot."""
         filled = self._filled.get(slot, {})
-        return filled[microbatch] if microbatch in filled else _nearest(self._values[slot], microbatch)
+        if microbatch in filled:
+            return filled[microbatch]
+        values = self._values[slot]
+        if slot in self._transient and microbatch not in values:
+            return _nearest(self._complete(values), microbatch)
+        return _nearest(values, microbatch)
+
+    def _complete(self, values: dict[int, Any]) -> dict[int, Any]:
+        """Return the values from before the step, and of microbatches with complete forwards."""
+        known = self._through | {_BEFORE}
+        return {number: value for number, value in values.items() if number in known}
+
+    def _leave_counters(self, microbatch: int) -> None:
+        """Let numbers pass on to later microbatches that the end of a forward has not reset after all."""
+        for slot in [slot for slot in self._transient if microbatch in self._values[slot]]:
+            values = self._complete(self._values[slot])
+            value = values.pop(microbatch)
+            if _is_noted(value) and not same_content([value], [_nearest(values, microbatch)]):
+                self._transient.discard(slot)
+                self._places.slots.append(slot)
 
     def _leave_to_later(self, values: dict[int, Any], microbatch: int, before: Any) -> None:
         """Leave a number that changes within a forward to those that have begun, and may have set it, too.

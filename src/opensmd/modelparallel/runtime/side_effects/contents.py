@@ -78,17 +78,24 @@ class ContentsPerMicrobatch:
         slots: where containers are.
         begun: the microbatches that have started; grows.
         through: those with complete forwards; grows.
+        transient: slots that forwards reset; grows.
     """
 
-    def __init__(self, slots: ContainerSlots, begun: Collection[int], through: Collection[int]) -> None:
+    def __init__(
+        self,
+        slots: ContainerSlots,
+        begun: Collection[int],
+        through: Collection[int],
+        transient: Collection[Slot] = frozenset(),
+    ) -> None:
         self._slots = slots
         self._begun, self._through = begun, through
+        self._transient = transient
         present = list(slots.containers())
         self._before = {id(container): (container, content_of(container)) for _, container in present}
         self._contents: dict[int, _Contents] = {}
-        for slot in slots.changed:
-            for container in containers_in(slot.value):
-                self._add(slot, container)
+        for slot in (*slots.changed, *transient):
+            self.follow(slot)
         self._others = self._unknown(present)  # any step may be the first that fills one of these
 
     def __bool__(self) -> bool:
@@ -97,6 +104,11 @@ class ContentsPerMicrobatch:
     def any_grown(self) -> bool:
         """Whether a container that is not known to change has another length than before."""
         return any(len(container) != length for _, container, length in self._others)
+
+    def follow(self, slot: Slot) -> None:
+        """Keep the contents of what is there separate."""
+        for container in containers_in(slot.value):
+            self._add(slot, container)
 
     def begin(self, microbatch: int) -> None:
         """Start or resume a microbatch."""
@@ -175,7 +187,7 @@ class ContentsPerMicrobatch:
                 continue
             before = self._before.get(id(container), (None, []))[1]
             now = content_of(container)
-            if not same_content(before, now) and (_computed(before) or _computed(now) or _counts(now)):
+            if not same_content(before, now) and (_computed(before) or _computed(now) or _are_noted(now)):
                 self._slots.changed.add(slot)
                 self._add(slot, container)
         self._others = self._unknown((slot, container) for slot, container, _ in self._others)
@@ -192,15 +204,20 @@ class ContentsPerMicrobatch:
         if id(container) not in self._contents:
             empty: Content = {} if isinstance(container, Mapping) else []
             before = self._before.get(id(container), (None, empty))[1]
-            self._contents[id(container)] = _Contents(slot, container, before, self._begun)
+            self._contents[id(container)] = _Contents(
+                slot, container, before, self._begun, transient=slot in self._transient
+            )
 
 
 class _Contents:
     """One container's content for each microbatch."""
 
-    def __init__(self, slot: Slot, container: Any, before: Content, begun: Collection[int] = ()) -> None:
+    def __init__(
+        self, slot: Slot, container: Any, before: Content, begun: Collection[int], *, transient: bool
+    ) -> None:
         self.slot = slot
         self.container = container
+        self._transient = transient
         self._before = before
         self._now: dict[int, Content] = {}
         self._first: dict[int, Content] = dict.fromkeys(begun, before)  # what each started with
@@ -214,11 +231,11 @@ class _Contents:
         counters continue, until it counts itself.
         """
         first = self._first.get(microbatch)
-        if microbatch not in self._now and (first is None or _counts(first)):
+        if microbatch not in self._now and (first is None or self._counts(first)):
             earlier = [
                 number
                 for number, now in self._now.items()
-                if number < microbatch and (number in through or _counts(now))
+                if number < microbatch and (number in through or self._counts(now))
             ]
             self._first[microbatch] = self._now[max(earlier)] if earlier else self._before
         set_content(self.container, self._of(microbatch))
@@ -228,7 +245,7 @@ class _Contents:
         before, now = self._of(microbatch), content_of(self.container)
         if same_content(before, now):
             return None
-        if in_split and microbatch in self._now and _counts(before):
+        if in_split and microbatch in self._now and self._counts(before):
             self._leave_to_later(microbatch, before)
         self._now[microbatch] = now
         return before
@@ -254,6 +271,10 @@ class _Contents:
         self.end(max(self._now, default=-1) + 1)
         return self._left
 
+    def _counts(self, content: Content) -> bool:
+        """Whether this may be counters, which later microbatches continue."""
+        return not self._transient and _are_noted(content)
+
     def _of(self, microbatch: int) -> Content:
         return self._now.get(microbatch, self._first.get(microbatch, self._before))
 
@@ -271,7 +292,7 @@ def _computed(value: Any) -> list[Tensor]:
     return [tensor for tensor in structure.tensors_in(value) if not isinstance(tensor, nn.Parameter)]
 
 
-def _counts(content: Content) -> bool:
+def _are_noted(content: Content) -> bool:
     """Whether this is a dict of only numbers and strings."""
     return (
         isinstance(content, dict) and bool(content) and all(type(each) in _NOTED for each in content.values())

@@ -27,6 +27,15 @@ class PerMicrobatchState:
         self._attributes = attributes
         self._caches = CachesPerMicrobatch()
 
+    @property
+    def watches_first(self) -> bool:
+        """Whether the first microbatch is to complete its forward before others begin."""
+        return self._attributes.watches_first
+
+    def watch_first(self) -> None:
+        """Note what the first microbatch would show to others if it were suspended here."""
+        self._attributes.watch_first()
+
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """Start a microbatch, or its deferred backward."""
         self._random.begin(microbatch, backward=backward)

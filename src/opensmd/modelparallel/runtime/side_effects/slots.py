@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-__all__ = ["ABSENT", "Slot", "buffers_of", "slots_of"]
+__all__ = ["ABSENT", "Slot", "buffers_of", "changed_slots", "slots_of"]
 
 ABSENT: Any = object()
 # What torch and the runtime themselves keep in modules.
@@ -62,3 +62,20 @@ def slots_of(module: nn.Module) -> Iterator[tuple[Slot, Any]]:
             yield Slot(module, name), value
     for name, value in buffers_of(module).items():
         yield Slot(module, name, is_buffer=True), value
+
+
+def changed_slots(
+    module: nn.Module, attributes: Mapping[str, Any], buffers: Mapping[str, Any]
+) -> Iterator[tuple[Slot, Any]]:
+    """Yield the module's own slots that held other objects before, with their values.
+
+    Args:
+        module: which one.
+        attributes, buffers: its ``__dict__`` and :func:`buffers_of` of before.
+    """
+    for name, value in module.__dict__.items():
+        if value is not attributes.get(name, ABSENT) and name not in _MACHINERY:
+            yield Slot(module, name), value
+    for name, value in buffers_of(module).items() if module._buffers else ():
+        if value is not buffers.get(name, ABSENT):
+            yield Slot(module, name, is_buffer=True), value

@@ -48,6 +48,7 @@ class Candidates:
     Attributes:
         progress: how far each microbatch has come.
         chunked: whether microbatches pass this rank several times.
+        first_alone: whether no other microbatch begins before the first one's forward is complete.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Candidates:
         count = len(microbatches)
         self.progress = [_NEW] * count
         self.chunked = policy.chunks > 1
+        self.first_alone = False
         self._microbatches = microbatches
         self._policy = policy
         self._chunks = [0] * count
@@ -98,6 +100,8 @@ class Candidates:
         """Choose what comes next of all that can continue."""
         self._refused.clear()
         try:
+            if self.first_alone and self.progress[0] in (_FORWARD, _AT_FORWARD):
+                return Choice(0) if self._can_go_on(0) else None
             return self._policy.pick(self._standing, self._can_go_on)
         except DistBackendError as error:  # the group has been aborted
             raise self._stopped(error) from error

@@ -57,6 +57,13 @@ class WeightWork(Protocol):
 class SwappedState(Protocol):
     """What every microbatch has to itself although they take turns."""
 
+    @property
+    def watches_first(self) -> bool:
+        """Whether the first microbatch is to complete its forward before others begin."""
+
+    def watch_first(self) -> None:
+        """Note that the first microbatch might be suspended here, if it were not alone."""
+
     def begin(self, microbatch: int, *, backward: bool) -> None:
         """Start a microbatch, or its deferred backward."""
 

@@ -91,6 +91,7 @@ class Turns:
     ) -> None:
         count = len(microbatches)
         self._candidates = Candidates(microbatches, policy, arrivals, weight_work.left, record, patience)
+        self._candidates.first_alone = swapped_state.watches_first
         self._progress = self._candidates.progress
         self.chunked = self._candidates.chunked
         self.error: BaseException | None = None
@@ -112,6 +113,17 @@ class Turns:
 
     # --- what microbatches ask for ---------------------------------------------------------------------
 
+    def at_wait(self) -> None:
+        """Note that microbatches may wait here, whether or not the running one has to."""
+        if self._candidates.first_alone:
+            self._swapped_state.watch_first()
+
+    def at_backward(self, microbatch: Microbatch) -> None:
+        """Note that a microbatch asks for a backward."""
+        # Others may now begin when it waits, because what it waits for may depend on them by some schedules.
+        if microbatch.index == 0:
+            self._candidates.first_alone = False
+
     def wait(
         self, microbatch: Microbatch, messages: list[Message], until: Callable[[], bool] | None = None
     ) -> None:
@@ -129,6 +141,7 @@ class Turns:
 
         Earlier ones that have already made ``call`` as often as this one is about to need not.
         """
+        self.at_wait()
         have_gone = self._candidates.earlier_have_made(microbatch.index, call)
         if not have_gone():
             self.wait(microbatch, [], have_gone)
@@ -137,6 +150,7 @@ class Turns:
 
     def before_chunk(self, microbatch: Microbatch, messages: list[Message]) -> None:
         """Let others run before a further part of a forward, which starts with one of ``messages``."""
+        self.at_wait()
         if not self._candidates.would_pick(microbatch.index, _AT_FORWARD, messages):
             self._suspend(microbatch.index, _AT_FORWARD, messages, None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.calls.descriptions.known_calls import KnownCalls
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.side_effects.attributes import AttributesPerMicrobatch, Places
+from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot
 from opensmd.modelparallel.runtime.tensors.tags import Tag, put_tag
 from tests.unit.modelparallel.keeping import Keeping
 
@@ -77,6 +78,92 @@ def test_a_flag_that_a_later_microbatch_has_set_first_is_set_for_all() -> None:
     state.end(1)
     state.begin(0)
     assert module.hooked
+
+
+CACHE = torch.ones(())
+EMPTY: dict[str, tuple[Any, Callable[[Any], object], Callable[[Any], object]]] = {
+    "none": (
+        None,
+        lambda module: setattr(module, "kept", CACHE),
+        lambda module: setattr(module, "kept", None),
+    ),
+    "absent": (ABSENT, lambda module: setattr(module, "kept", CACHE), lambda module: delattr(module, "kept")),
+    "flag": (
+        False,
+        lambda module: setattr(module, "kept", True),
+        lambda module: setattr(module, "kept", False),
+    ),
+    "number": (0, lambda module: setattr(module, "kept", 7), lambda module: setattr(module, "kept", 0)),
+    "list": ([], lambda module: setattr(module, "kept", [CACHE]), lambda module: setattr(module, "kept", [])),
+    "dict": ({}, lambda module: module.kept.update(n=3), lambda module: module.kept.clear()),
+    "object": (
+        None,
+        lambda module: setattr(module, "kept", object()),
+        lambda module: setattr(module, "kept", None),
+    ),
+}
+
+
+@pytest.mark.parametrize(("empty", "fill", "clear"), EMPTY.values(), ids=EMPTY)
+def test_what_the_first_forward_has_reset_a_later_microbatch_never_finds_set_by_another(
+    empty: Any, fill: Callable[[Any], object], clear: Callable[[Any], object]
+) -> None:
+    module: Any = Keeping()
+    slot, places = Slot(module, "kept"), Places(module)
+    slot.put(empty)
+    state = attributes(module, places)
+    assert state.watches_first
+    state.begin(0)
+    fill(module)
+    state.watch_first()
+    clear(module)
+    state.suspend(0, through=True)
+    for step in range(2):
+        begun = range(1 - step, 3)
+        for microbatch in begun:
+            state.begin(microbatch)
+            assert slot.value == empty
+            fill(module)
+            state.suspend(microbatch, through=False)
+        for microbatch in begun:
+            state.begin(microbatch)
+            assert slot.value is not ABSENT and slot.value
+            clear(module)
+            state.end(microbatch)
+        state.end_step()
+        state = attributes(module, places)
+        assert not state.watches_first
+
+
+def test_what_the_first_forward_leaves_is_for_all() -> None:
+    module: Any = Keeping()
+    module.table = None
+    state, table = attributes(module), torch.zeros(2)
+    state.begin(0)
+    module.table = table
+    state.watch_first()
+    state.suspend(0, through=True)
+    state.begin(1)
+    assert module.table is table
+
+
+def test_a_number_that_the_first_forward_resets_and_a_later_one_does_not_passes_on() -> None:
+    module: Any = Keeping()
+    state = attributes(module)
+    for microbatch, left in ((0, 0), (1, 5)):
+        state.begin(microbatch)
+        module.count += 1
+        state.watch_first()
+        module.count = left
+        state.suspend(microbatch, through=True)
+    state.begin(2)
+    assert module.count == 5
+    state.suspend(2, through=False)
+    state.begin(2)
+    module.count += 1
+    state.suspend(2, through=False)
+    state.begin(2)
+    assert module.count == 6
 
 
 def turns(module: Keeping, state: AttributesPerMicrobatch, *, clear: str) -> list[list[float]]:

@@ -293,6 +293,20 @@ def test_what_keeps_the_order_of_the_microbatches_waits_for_earlier_forwards() -
     assert {rank.error for rank in ranks} == {None}
 
 
+@pytest.mark.parametrize("pipeline", ["interleaved", "simple", "1f1b", "zero_bubble"])
+def test_in_a_chain_the_first_microbatch_alone_costs_no_time(pipeline: str) -> None:
+    stages = chain(3, 5, pipeline)
+    alone = [replace(stage, first_alone=True) for stage in chain(3, 5, pipeline)]
+    assert show(play(alone, 5)) == show(play(stages, 5))
+
+
+@pytest.mark.parametrize("pipeline", ["v", "interleaved", "simple"])
+def test_others_begin_when_the_first_microbatch_alone_has_completed_its_forward(pipeline: str) -> None:
+    stages = [replace(stage, first_alone=True, route=[0, 1, 1, 0]) for stage in chain(2, 4, pipeline)]
+    for row in show(play(stages, 4)).splitlines():
+        assert [each for each in row.split()[2:] if each[0] == "F"][:3] == ["F0", "F0", "F1"], row
+
+
 def test_an_error_of_one_microbatch_ends_the_others_where_they_wait() -> None:
     seen: list[tuple[int, type[BaseException]]] = []
 
