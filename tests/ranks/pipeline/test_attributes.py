@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import smdistributed.modelparallel.torch as smp
-from tests.support.equality import Pools, train_beside
+from tests.support.equality import Pools, equal_gradients, train_beside
 from tests.support.partitioned import restart
 
 WIDTH, MICROBATCHES, STEPS = 8, 4, 3
@@ -190,3 +191,43 @@ def test_no_microbatch_finds_what_another_one_has_yet_to_reset(
     pool: Pools, looped: bool, pipeline: str
 ) -> None:
     pool(2).run(reset, looped, pipeline)
+
+
+class Checkpointed(nn.Module):
+    """Has a checkpoint around what reads the mask, which backward therefore needs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.masked, self.last = Masked(self), nn.Linear(WIDTH, WIDTH)
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mask = x > 0
+        out: Tensor = self.last(checkpoint(self.masked, x, use_reentrant=False))
+        return out
+
+
+def reset_after_backward() -> None:
+    restart(partitions=2, microbatches=MICROBATCHES, auto_partition=False, default_partition=0)
+    module, plain = Checkpointed(), Checkpointed()
+    smp.set_partition(module.last, 1)
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def step(x: Tensor) -> None:
+        model.backward(model(x).square().mean())
+        module.mask = None
+
+    for _ in range(STEPS):
+        x = torch.randn(2 * MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(0))
+        step(x)
+        for part in x.chunk(MICROBATCHES):
+            torch.autograd.backward(plain(part).square().mean() / MICROBATCHES)
+        assert module.mask is None
+    assert equal_gradients(module, plain)
+    smp.shutdown()
+
+
+def test_a_backward_that_runs_later_finds_what_was_there_when_it_was_requested(pool: Pools) -> None:
+    pool(2).run(reset_after_backward)

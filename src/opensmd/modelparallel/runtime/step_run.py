@@ -88,6 +88,7 @@ class StepRun:
             splits_from=schedule.splits_from(count),
             in_order=schedule.in_order,
             reducer=reducer,
+            attributes=self._attributes,
         )
         self._results = Results(context, count, detach=detach)
         self._runs = [

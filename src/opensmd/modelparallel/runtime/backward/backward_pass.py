@@ -55,6 +55,19 @@ class Reducer(Protocol):
         """Note that a microbatch's backward has returned."""
 
 
+class DeferredAttributes(Protocol):
+    """What each microbatch of a step has in its modules."""
+
+    def defer(self, microbatch: int) -> None:
+        """Keep what its backward is to find, which is deferred."""
+
+    def begin_backward(self, microbatch: int) -> None:
+        """Begin a part of a deferred backward."""
+
+    def end_backward(self, microbatch: int, *, is_last: bool) -> None:
+        """End a part of a deferred backward; ``is_last``: there is no other."""
+
+
 class BackwardPass:
     """The backwards of one step.
 
@@ -67,6 +80,7 @@ class BackwardPass:
         splits_from: microbatches from this one on leave their weight gradients for later.
         in_order: whether all ranks do everything in one order, so nothing is deferred.
         reducer: that of the replicas; None without them.
+        attributes: those of the step.
     """
 
     def __init__(
@@ -80,6 +94,7 @@ class BackwardPass:
         splits_from: int,
         in_order: bool,
         reducer: Reducer | None,
+        attributes: DeferredAttributes,
     ) -> None:
         self._counts = counts
         self._context = context
@@ -89,6 +104,7 @@ class BackwardPass:
         self._splits_from = splits_from
         self._in_order = in_order
         self._reducer = reducer
+        self._attributes = attributes
 
     def begin(
         self,
@@ -225,11 +241,15 @@ class BackwardPass:
             self._turns.before_backward(microbatch, awaited)
         elif not self._turns.is_first(microbatch, awaited):
             # Giving up the turn here would occupy this stack and its thread until the gradient comes.
-            microbatch.deferred = backward
+            self._defer(microbatch, backward)
             return
         self._run_in_function(microbatch, backward)
         if backward.legs:
-            microbatch.deferred = backward
+            self._defer(microbatch, backward)
+
+    def _defer(self, microbatch: Microbatch, backward: DeferredBackward) -> None:
+        microbatch.deferred = backward
+        self._attributes.defer(microbatch.index)
 
     def _may_defer(self, index: int, retain_graph: bool) -> bool:
         """Whether a backward may run after the user's function has returned.
@@ -252,7 +272,9 @@ class BackwardPass:
     def _run(self, microbatch: Microbatch, backward: DeferredBackward) -> None:
         """Run the next leg."""
         leg = backward.legs.pop(0)
+        self._attributes.begin_backward(microbatch.index)
         self._run_leg(microbatch, leg, backward.retain_graph)
+        self._attributes.end_backward(microbatch.index, is_last=not backward.legs)
         if microbatch.chunk:
             microbatch.chunk -= 1
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.backward.attributes_then import AttributesThen
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.containers import same_content
@@ -95,6 +96,8 @@ class AttributesPerMicrobatch:
         self._through: set[int] = set()  # those that have completed their forwards
         self._ended: set[int] = set()
         self._first = 0  # the first that has not ended
+        self._then = AttributesThen()
+        self._interrupted: set[int] = set()  # those that are suspended in a deferred backward
         self._program = (function, self._mode)
         self._first_forward: FirstForward | None = None
         if self._modules and self._program not in places.transient:
@@ -122,12 +125,32 @@ class AttributesPerMicrobatch:
     def begin(self, microbatch: int) -> None:
         """Start or resume a microbatch."""
         self._begun.add(microbatch)
-        if not self._swaps:
-            return
-        for slot in self._values:
-            slot.put(self._found(slot, microbatch))
-        self._contents.begin(microbatch)
-        self._parameters.begin(microbatch)
+        if self._swaps:
+            for slot in self._values:
+                slot.put(self._found(slot, microbatch))
+            self._contents.begin(microbatch)
+            self._parameters.begin(microbatch)
+        if microbatch in self._interrupted:
+            self._interrupted.discard(microbatch)
+            self._then.show(microbatch)
+
+    def defer(self, microbatch: int) -> None:
+        """Keep what its backward is to find, which is deferred."""
+        slots = [*self._values]
+        if self._first_forward is not None:
+            slots = [*slots, *self._first_forward.look()]
+        if slots:
+            self._then.keep(microbatch, slots)
+
+    def begin_backward(self, microbatch: int) -> None:
+        """Begin a part of a deferred backward."""
+        self._then.show(microbatch)
+
+    def end_backward(self, microbatch: int, *, is_last: bool) -> None:
+        """End a part of a deferred backward; ``is_last``: there is no other."""
+        self._then.hide(microbatch)
+        if is_last:
+            self._then.forget(microbatch)
 
     def suspend(self, microbatch: int, *, through: bool) -> None:
         """Suspend a microbatch; ``through``: whether its forward is complete.
@@ -135,6 +158,8 @@ class AttributesPerMicrobatch:
         Raises:
             SMPError: it has set something that a later one has already read.
         """
+        if self._then.hide(microbatch):
+            self._interrupted.add(microbatch)
         look = bool(self._modules) and self._may_find((self._microbatches[microbatch].place, self._mode))
         if self._first_forward is not None:  # alone until now
             self._first_is_through(self._first_forward)

@@ -11,7 +11,7 @@ it might be suspended::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -37,8 +37,8 @@ class FirstForward:
         self._contents = [(slot, container, content_of(container)) for slot, container in containers]
         self._changed: set[Slot] = set()
 
-    def look(self) -> None:
-        """Note what differs from before."""
+    def look(self) -> Collection[Slot]:
+        """Note what differs from before, and return all that has differed so far."""
         for module, (attributes, buffers) in self._before.items():
             self._changed.update(slot for slot, _ in changed_slots(module, attributes, buffers))
         self._changed.update(
@@ -46,6 +46,7 @@ class FirstForward:
             for slot, container, content in self._contents
             if slot not in self._changed and not same_content(content, content_of(container))
         )
+        return self._changed
 
     def reset(self) -> set[Slot]:
         """Return what has differed, and is as before again."""
