@@ -54,7 +54,7 @@ def groups_beside_groups() -> None:
         dist.destroy_process_group(last)
 
 
-def a_group_with_work_under_way_ends() -> None:
+def a_group_with_work_in_flight_ends() -> None:
     group = dist.new_group()
     tensors = [torch.full((200_000,), 1.0, device=DEVICE) for _ in range(4)]
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
@@ -99,7 +99,7 @@ def meshes() -> None:
 
 CHECKS = [
     groups_beside_groups,
-    a_group_with_work_under_way_ends,
+    a_group_with_work_in_flight_ends,
     an_aborted_group_says_so,
     timeouts_reach_nccl,
     meshes,

@@ -99,15 +99,15 @@ def test_a_rank_holds_its_own_part_only(pool: Pools) -> None:
 
 
 @pytest.mark.parametrize(("active", "expected"), [(1, [1, 1]), (2, [2, 1]), (4, [3, 1])])
-def test_no_more_microbatches_are_under_way_than_allowed(
+def test_no_more_microbatches_are_in_flight_than_allowed(
     pool: Pools, active: int, expected: list[int]
 ) -> None:
     results = pool(2).run(train, 2, {"active_microbatches": active})
     for (_, _, record), most in zip(results, expected, strict=True):
-        assert 1 <= most_under_way(record) <= most
+        assert 1 <= most_in_flight(record) <= most
 
 
-def most_under_way(record: list[tuple[int, str, int, int]]) -> int:
+def most_in_flight(record: list[tuple[int, str, int, int]]) -> int:
     """Microbatches between the beginning of their forward and the end of their backward, at most."""
     begun = {}
     ended = {}

@@ -101,7 +101,7 @@ def interrupted() -> None:
     raise KeyboardInterrupt
 
 
-def test_a_save_after_an_interrupt_waits_for_the_one_under_way(pool: Pools, tmp_path: Path) -> None:
+def test_a_save_after_an_interrupt_waits_for_the_one_in_flight(pool: Pools, tmp_path: Path) -> None:
     assert pool(1).run(saved_after_an_interrupt, str(tmp_path)) == [(True, [0.0, 0.0, 0.0])]
 
 

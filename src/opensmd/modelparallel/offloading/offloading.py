@@ -82,7 +82,7 @@ class Offloading:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ValueError(f"OPENSMD_OFFLOAD_DIR={folder!r}: this process may not write there")
         self.count = 0
-        self._under_way = horizon - 1
+        self._most_in_flight = horizon - 1
         self._folder = folder
         self._stores: dict[torch.device, FileStore | PinnedStore] = {}
         self._writing: list[weakref.ref[Activation]] = []
@@ -132,7 +132,7 @@ class Offloading:
             self._latest.activation = weakref.ref(made)
             self._writing = [known for known in self._writing if _is_being_written(known())]
             self._writing.append(weakref.ref(made))
-            while self._writing and len(self._writing) + len(self._fetched) > self._under_way:
+            while self._writing and len(self._writing) + len(self._fetched) > self._most_in_flight:
                 oldest = self._writing.pop(0)()
                 if oldest is not None:
                     oldest.stored.wait_until_written()
@@ -147,8 +147,8 @@ class Offloading:
 
     def _fetch_before(self, activation: Activation) -> None:
         before = activation.previous()
-        for _ in range(self._under_way):
-            if before is None or len(self._fetched) >= self._under_way:
+        for _ in range(self._most_in_flight):
+            if before is None or len(self._fetched) >= self._most_in_flight:
                 return
             if before.fetching is None:
                 before.fetching = before.stored.fetch()

@@ -67,8 +67,8 @@ class StageLoad:
         for done in range(self.late):
             waiting = done * (self.late_input_bytes + self.late_gradient_bytes)
             # one is in its backward, whose first part keeps everything until it ends
-            under_way = min(self.in_flight, self.late - done) * self.activation_bytes
-            kept.append(waiting + under_way + self.late_gradient_bytes)
+            bytes_in_flight = min(self.in_flight, self.late - done) * self.activation_bytes
+            kept.append(waiting + bytes_in_flight + self.late_gradient_bytes)
         return max(kept)
 
     @property

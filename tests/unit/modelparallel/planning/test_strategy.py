@@ -112,7 +112,7 @@ def test_every_schedule_can_be_asked_for(trace: ModelTrace, pipeline: Pipeline) 
     assert {each.partitions for each in found} == {2} and found[0].seconds > 0
 
 
-def test_a_little_memory_is_enough_with_fewer_microbatches_under_way(trace: ModelTrace) -> None:
+def test_a_little_memory_is_enough_with_fewer_microbatches_in_flight(trace: ModelTrace) -> None:
     """The same schedule with as few as 1F1B has, and 1F1B itself, which keeps less on later ranks."""
     way = allowed(partitions={4}, microbatches={8}, checkpointing={False})
     found = {(each.pipeline, each.active_microbatches): each for each in strategies(trace, way)}
@@ -123,7 +123,7 @@ def test_a_little_memory_is_enough_with_fewer_microbatches_under_way(trace: Mode
     assert found["1f1b", 4].seconds > lean.seconds
 
 
-def test_how_many_microbatches_may_be_under_way_is_kept(trace: ModelTrace) -> None:
+def test_how_many_microbatches_may_be_in_flight_is_kept(trace: ModelTrace) -> None:
     given = allowed(active_microbatches=3, checkpointing={False})
     found = strategies(trace, given)
     assert {each.active_microbatches for each in found} == {3}

@@ -24,7 +24,7 @@ def at(index: int, point: str) -> Microbatch:
     return microbatch
 
 
-def test_a_waiting_rank_says_what_every_microbatch_under_way_waits_for() -> None:
+def test_a_waiting_rank_says_what_every_microbatch_in_flight_waits_for() -> None:
     microbatches = [
         (at(0, "the loss"), Progress.DONE),
         (at(1, "layer 3"), Progress.BACKWARD),

@@ -4,7 +4,7 @@ Forward and backward only read parameters and the optimizer's state, so these ca
 
     save_checkpoint   begins; notes each tensor's version, and a few of its elements
     a thread          copies piece by piece
-    optimizer.step    copies what is left itself, waits for the piece under way, and compares the versions
+    optimizer.step    copies what is left itself, waits for the piece in flight, and compares the versions
     the thread        compares the elements, and writes
 
 torch counts writes into a tensor, except those through ``.data``, NumPy or collectives. These show in the

@@ -70,8 +70,8 @@ class TableOrder:
         self._early, self._weights_last, self._last_goes_last = early, weights_last, last_goes_last
         self._forwards, self._backwards, self._weights = places.forwards, places.backwards, places.weights
         self._choices = places.choices
-        self._most_under_way = most_active if window is None else min(most_active, window)
-        self._in_row = not (early or weights_last or forwards_first) and self._most_under_way == math.inf
+        self._most_in_flight = most_active if window is None else min(most_active, window)
+        self._in_row = not (early or weights_last or forwards_first) and self._most_in_flight == math.inf
         self._done = 0  # the number of completed microbatches at the start
         self._passed = 0  # the number of actions passed in the row
         self._ended = 0  # the number of those that have also ended
@@ -92,15 +92,15 @@ class TableOrder:
     def _first_that_can(self, standing: Standing, can_go_on: Callable[[int], bool]) -> Choice | None:
         """Return the first in the row of all that can run."""
         progress, _, weights = standing
-        in_order, under_way, kept = self._in_order(standing)
+        in_order, in_flight, kept = self._in_order(standing)
         left, first_weights = self._earliest(weights) if weights else (None, math.inf)
         for place, microbatch in in_order:
             if first_weights < place:
                 break
             state = progress[microbatch]
             if state is _NEW:
-                idle = not under_way and not weights
-                if idle or (under_way < self._most_under_way and self._has_room(place, kept, standing)):
+                idle = not in_flight and not weights
+                if idle or (in_flight < self._most_in_flight and self._has_room(place, kept, standing)):
                     return self._choices[microbatch]
             elif state is _AT_FORWARD and self._is_held_up(
                 place, kept, standing, furthest_behind=microbatch == self._done
@@ -122,7 +122,7 @@ class TableOrder:
         while first < count and progress[first] is _DONE:
             self._done = first = first + 1
         waiting: list[tuple[int, int]] = []
-        kept, fresh, forwards, under_way = len(weights), -1, 0, 0
+        kept, fresh, forwards, in_flight = len(weights), -1, 0, 0
         for microbatch in range(first, count):
             state = progress[microbatch]
             if state is _NEW:
@@ -133,7 +133,7 @@ class TableOrder:
             chunk = chunks[microbatch]
             if chunk > last_chunk:
                 chunk = last_chunk
-            under_way += 1
+            in_flight += 1
             kept += chunk + 1
             if state is _AT_BACKWARD or state is _BACKWARD:
                 waiting.append((self._backwards[chunk][microbatch], microbatch))
@@ -147,7 +147,7 @@ class TableOrder:
             waiting.append((self._forwards[0][fresh], fresh))
         if len(waiting) > 1:
             waiting.sort()
-        return waiting, under_way, kept
+        return waiting, in_flight, kept
 
     def _first_left(self, standing: Standing) -> int:
         """Return the place of the row's first action that has not ended, if weight gradients have places."""

@@ -47,7 +47,7 @@ def order(policy: Policy, microbatches: int, *, backward: bool = True) -> list[t
     return done
 
 
-def most_under_way(events: list[tuple[str, int]]) -> int:
+def most_in_flight(events: list[tuple[str, int]]) -> int:
     now = most = 0
     for kind, _ in events:
         now += 1 if kind == "forward" else -1
@@ -130,4 +130,4 @@ def test_every_microbatch_goes_forward_and_backward_once_within_the_window(
     for kind in ("forward", "backward"):
         assert [each for what, each in events if what == kind] == list(range(microbatches))
     if not simple:
-        assert most_under_way(events) <= size
+        assert most_in_flight(events) <= size

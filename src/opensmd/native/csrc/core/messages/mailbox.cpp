@@ -106,12 +106,12 @@ void Mailbox::register_message(Message& message) {
   message.number = ++posted_;
   message.start_ns = record_.begin(message.number, signature, {});
   context_.arena.member(context_.rank).progress.messages.store(message.number, std::memory_order_release);
-  ++under_way_;
+  ++in_flight_;
 }
 
 void Mailbox::finish(Message& message) {
   note(message, record_.end(message.number));
-  --under_way_;
+  --in_flight_;
   message.finish();
 }
 
@@ -129,7 +129,7 @@ void Mailbox::note(const Message& message, uint64_t end_ns) const {
 bool Mailbox::busy() {
   if (waiting_.load() > 0 || context_.aborted()) return false;  // nothing moves in a failed group
   std::lock_guard<std::mutex> lock(mutex_);
-  return under_way_ > 0;
+  return in_flight_ > 0;
 }
 
 bool Mailbox::progress() {

@@ -137,7 +137,7 @@ class Mailbox {
   std::vector<Outgoing> outgoing_;
   std::deque<MessagePointer> receives_;  // posted, in order, not begun
   std::list<Unexpected> unexpected_;     // in order of arrival
-  std::atomic<size_t> under_way_{0};  // changed with the lock held
+  std::atomic<size_t> in_flight_{0};  // changed with the lock held
   std::atomic<int> waiting_{0};
   uint64_t posted_ = 0;
   std::atomic<bool> warned_of_circle_{false};

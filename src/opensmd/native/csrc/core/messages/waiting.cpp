@@ -106,7 +106,7 @@ size_t Mailbox::wait_until(const Find& find, const Expected& expected, milliseco
 // The helper thread may have gone to sleep in a long wait that made progress itself: what is still in progress, such as
 // a send to a slow receiver, is its job again.
 void Mailbox::end_waiting() {
-  if (--waiting_ == 0 && under_way_.load() > 0) progress_thread_.notice();
+  if (--waiting_ == 0 && in_flight_.load() > 0) progress_thread_.notice();
 }
 
 // Sleeps until something moves in this member's rings, or until it is time to check on the peers.

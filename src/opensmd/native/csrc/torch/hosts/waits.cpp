@@ -24,11 +24,11 @@ class Waits::Entry {
   Entry(Waits& waits, const WorkPtr& work, int member) : waits_(waits) {
     std::lock_guard lock(waits_.mutex_);
     late_ = waits_.ended_;
-    place_ = waits_.under_way_.insert(waits_.under_way_.end(), {work, member});
+    place_ = waits_.in_flight_.insert(waits_.in_flight_.end(), {work, member});
   }
   ~Entry() {
     std::lock_guard lock(waits_.mutex_);
-    waits_.under_way_.erase(place_);
+    waits_.in_flight_.erase(place_);
   }
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
@@ -57,12 +57,12 @@ void Waits::wait(const WorkPtr& work, int member, std::chrono::milliseconds time
 void Waits::end() {
   std::lock_guard lock(mutex_);
   ended_ = true;
-  for (const auto& each : under_way_) each.work->abort();
+  for (const auto& each : in_flight_) each.work->abort();
 }
 
 void Waits::forget(const WorkPtr& work) {
   std::lock_guard lock(mutex_);
-  for (auto& each : under_way_) {
+  for (auto& each : in_flight_) {
     if (each.work != work) continue;
     each.forgotten = true;
     work->abort();
@@ -73,7 +73,7 @@ void Waits::end_where(const std::function<bool(int member)>& is_lost) {
   All waited_for;
   {
     std::lock_guard lock(mutex_);
-    waited_for = under_way_;
+    waited_for = in_flight_;
   }
   for (const auto& each : waited_for) {
     if (each.member != kAnySource && is_lost(each.member)) each.work->abort();

@@ -28,17 +28,17 @@ class Waits {
   void forget(const WorkPtr& work);
 
  private:
-  struct UnderWay {
+  struct InFlight {
     WorkPtr work;
     int member;
     bool forgotten = false;
   };
   class Entry;
-  using All = std::list<UnderWay>;
+  using All = std::list<InFlight>;
 
   std::mutex mutex_;
   bool ended_ = false;
-  All under_way_;
+  All in_flight_;
 };
 
 }  // namespace opensmd

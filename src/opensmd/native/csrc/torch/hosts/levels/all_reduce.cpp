@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "torch/hosts/levels/coding.hpp"
+#include "torch/hosts/levels/in_flight.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/sliced_sum.hpp"
 #include "torch/hosts/levels/two_sums.hpp"
-#include "torch/hosts/levels/under_way.hpp"
 
 namespace opensmd::levels {
 namespace {
@@ -92,7 +92,7 @@ class LargeAllReduce : SlicedSum {
     comparison_.post();
     // Parts follow one another through the three steps, so that something is always in transit.
     for (size_t i = 0; i < count + kAhead - 1; ++i) {
-      if (i < count && i % pieces_ == 0) add_up_here(under_way_.at(i).slices);
+      if (i < count && i % pieces_ == 0) add_up_here(in_flight_.at(i).slices);
       if (i < count) send_inputs(i);
       if (i == 0) comparison_.conclude();  // meanwhile, the other hosts' frames have travelled
       if (i >= 1 && i - 1 < count) add_up_hosts(i - 1);
@@ -119,7 +119,7 @@ class LargeAllReduce : SlicedSum {
 
   void expect(size_t index) {
     const auto [offset, bytes] = parts_.part(index / pieces_);
-    Travelling& part = under_way_.begin();
+    Travelling& part = in_flight_.begin();
     part.piece = index % pieces_;
     part.slices = cut(data_ + offset, bytes, dtype_, takers(bytes), on_.local.size());
     if (!crosses(part.slices)) return;
@@ -148,7 +148,7 @@ class LargeAllReduce : SlicedSum {
   }
 
   void send_inputs(size_t index) {
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     if (!crosses(part.slices)) return;
     for (int step = 1; step < on_.layout.hosts(); ++step) {
       const auto [begin, length] = cut_of(part, on_.layout.after(step));
@@ -163,7 +163,7 @@ class LargeAllReduce : SlicedSum {
   }
 
   void add_up_hosts(size_t index) {
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     if (!crosses(part.slices)) return;
     for (size_t receive : part.input_receives) crossing_.await_received(receive);
     const auto [begin, length] = cut_of(part, on_.layout.host());
@@ -207,12 +207,12 @@ class LargeAllReduce : SlicedSum {
   }
 
   void collect(size_t index) {
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     for (size_t receive : part.result_receives) crossing_.await_received(receive);
     decode_results(part);
     if (part.piece == pieces_ - 1) gather_here(part.slices);
     left_.push_back(std::move(part.leaving));
-    under_way_.end_first();
+    in_flight_.end_first();
     if (index + kAhead < parts_.count() * pieces_) expect(index + kAhead);
   }
 
@@ -221,7 +221,7 @@ class LargeAllReduce : SlicedSum {
   const Parts parts_;
   const size_t pieces_;  // of each cut of a part
   Agreement::Comparison comparison_;
-  UnderWay<Travelling> under_way_;
+  InFlight<Travelling> in_flight_;
   std::vector<char> decoded_;
   std::vector<std::unique_ptr<char[]>> left_;  // codes of collected parts that a slow host may still have to receive
   Crossing crossing_;  // destroyed before the memory it writes to

@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "torch/hosts/levels/first_cut.hpp"
+#include "torch/hosts/levels/in_flight.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/sliced_sum.hpp"
-#include "torch/hosts/levels/under_way.hpp"
 
 namespace opensmd::levels {
 namespace {
@@ -54,14 +54,14 @@ class RingAllReduce : SlicedSum {
   // What arrives in a step, of a piece of a part. What is sent next is the same cut.
   Part cut_of(size_t index, size_t step) {
     const size_t host = (static_cast<size_t>(on_.layout.host()) + 2 * hosts_ - step) % hosts_;
-    const size_t bytes = slice_bytes(under_way_.at(index).slices);
+    const size_t bytes = slice_bytes(in_flight_.at(index).slices);
     return piece_of_cut(bytes, on_.layout.hosts(), static_cast<int>(host), pieces_, index % pieces_);
   }
   bool completes(size_t step) const { return step == hosts_ - 1; }
 
   void expect(size_t index, size_t step) {
     if (step == 0) return begin(index);
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     if (!crosses(part.slices)) return;
     const auto [offset, bytes] = cut_of(index, step);
     char* into = slice(part.slices) + offset;
@@ -75,18 +75,18 @@ class RingAllReduce : SlicedSum {
 
   void begin(size_t index) {
     const auto [offset, bytes] = parts_.part(index / pieces_);
-    under_way_.begin({cut(data_ + offset, bytes, dtype_, on_.layout.fewest_on_a_host(), on_.local.size()), {}, {}, {}});
+    in_flight_.begin({cut(data_ + offset, bytes, dtype_, on_.layout.fewest_on_a_host(), on_.local.size()), {}, {}, {}});
   }
 
   void go_on(size_t index, size_t step) {
-    const Slices& slices = under_way_.at(index).slices;
+    const Slices& slices = in_flight_.at(index).slices;
     if (step == 0 && index % pieces_ == 0) add_up_here(slices);
     if (crosses(slices)) pass_on(index, step);
     if (step == walk_.last) collect(index);
   }
 
   void pass_on(size_t index, size_t step) {
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     const auto [offset, bytes] = cut_of(index, step);
     void* own = slice(part.slices) + offset;
     if (first_cut_.is(index, step)) return first_cut_.post(own, bytes);
@@ -106,17 +106,17 @@ class RingAllReduce : SlicedSum {
   }
 
   void collect(size_t index) {
-    const Travelling& part = under_way_.at(index);
+    const Travelling& part = in_flight_.at(index);
     if (index % pieces_ == pieces_ - 1) gather_here(part.slices);
     for (size_t send : part.sends) crossing_.await_sent(send);
-    under_way_.end_first();
+    in_flight_.end_first();
   }
 
   const Parts parts_;
   const size_t pieces_;  // of each cut of a part
   const size_t hosts_;
   const RingWalk walk_;
-  UnderWay<Travelling> under_way_;
+  InFlight<Travelling> in_flight_;
   Agreement::Comparison comparison_;
   FirstCut first_cut_;
   Crossing crossing_;  // destroyed before the memory it writes to

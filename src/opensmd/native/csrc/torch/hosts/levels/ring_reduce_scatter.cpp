@@ -10,11 +10,11 @@
 #include <memory>
 #include <vector>
 
+#include "torch/hosts/levels/in_flight.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/scattered_sum.hpp"
-#include "torch/hosts/levels/under_way.hpp"
 
 namespace opensmd::levels {
 namespace {
@@ -49,8 +49,8 @@ class RingReduceScatter : ScatteredSum {
   int counterpart(int step) const { return on_.layout.partner(on_.layout.after(step), me_); }
 
   void expect(size_t index, size_t step) {
-    if (step == 0) under_way_.begin();
-    Travelling& part = under_way_.at(index);
+    if (step == 0) in_flight_.begin();
+    Travelling& part = in_flight_.at(index);
     const int taker = takers(step)[static_cast<size_t>(on_.layout.place())];
     const size_t bytes = part_of_slice(index, taker).bytes;
     part.sums.push_back(std::make_unique_for_overwrite<char[]>(bytes));
@@ -60,7 +60,7 @@ class RingReduceScatter : ScatteredSum {
   }
 
   void go_on(size_t index, size_t step) {
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     void* sum = part.sums[step].get();
     void* own = step == 0 ? sum : step == walk_.last ? out_ + part_of_slice(index, me_).offset : own_.get();
     const size_t bytes = add_up_here(index, takers(step), 0, own);
@@ -76,12 +76,12 @@ class RingReduceScatter : ScatteredSum {
 
   void collect(const Travelling& part) {
     for (size_t send : part.sends) crossing_.await_sent(send);
-    under_way_.end_first();
+    in_flight_.end_first();
   }
 
   const RingWalk walk_;
   const std::unique_ptr<char[]> own_;  // this host's sum, to add to what arrives
-  UnderWay<Travelling> under_way_;
+  InFlight<Travelling> in_flight_;
   Agreement::Comparison comparison_;
   Crossing crossing_;  // destroyed before the memory it writes to
 };

@@ -14,14 +14,16 @@
 #include <vector>
 
 #include "torch/hosts/levels/first_cut.hpp"
+#include "torch/hosts/levels/in_flight.hpp"
 #include "torch/hosts/levels/levels.hpp"
 #include "torch/hosts/levels/parts.hpp"
 #include "torch/hosts/levels/ring_walk.hpp"
 #include "torch/hosts/levels/sliced_sum.hpp"
-#include "torch/hosts/levels/under_way.hpp"
 
 namespace opensmd::levels {
 namespace {
+
+static_assert(kMostOfTurn < kShort, "all cuts go the way of short messages");
 
 class TurnsAllReduce : SlicedSum {
  public:
@@ -62,7 +64,7 @@ class TurnsAllReduce : SlicedSum {
 
   void expect(size_t index, size_t step) {
     if (step == 0) return begin(index);
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     if (!crosses(part.slices)) return;
     if (step <= others_) {
       const int from = on_.layout.hosts() - static_cast<int>(step);
@@ -78,22 +80,22 @@ class TurnsAllReduce : SlicedSum {
 
   void begin(size_t index) {
     const auto [offset, bytes] = parts_.part(index);
-    Travelling& part = under_way_.begin();
+    Travelling& part = in_flight_.begin();
     part.slices = cut(data_ + offset, bytes, dtype_, on_.layout.fewest_on_a_host(), on_.local.size());
     if (crosses(part.slices)) part.inputs = std::make_unique_for_overwrite<char[]>(own_cut(part).bytes * others_);
   }
 
   void go_on(size_t index, size_t step) {
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     if (step == 0) add_up_here(part.slices);
     if (crosses(part.slices)) take_turn(index, step);
     if (step < walk_.last) return;
     gather_here(part.slices);
-    under_way_.end_first();
+    in_flight_.end_first();
   }
 
   void take_turn(size_t index, size_t step) {
-    Travelling& part = under_way_.at(index);
+    Travelling& part = in_flight_.at(index);
     if (step > 0) crossing_.await_received(part.receives[step - 1]);
     if (step > 0 && first_cut_.is(index, step - 1)) first_cut_.take(input(part, 1), own_cut(part).bytes);
     if (step == others_) add_up_hosts(part);
@@ -120,7 +122,7 @@ class TurnsAllReduce : SlicedSum {
   const Parts parts_;
   const size_t others_;
   const RingWalk walk_;
-  UnderWay<Travelling> under_way_;
+  InFlight<Travelling> in_flight_;
   Agreement::Comparison comparison_;
   FirstCut first_cut_;
   Crossing crossing_;  // destroyed before the memory it writes to

@@ -1,4 +1,4 @@
-// Parts in progress: they begin and end in order.
+// Parts in flight: they begin and end in order.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 namespace opensmd::levels {
 
 template <typename Travelling>
-class UnderWay {
+class InFlight {
  public:
   Travelling& begin(Travelling part = {}) {
     parts_.push_back(std::move(part));
