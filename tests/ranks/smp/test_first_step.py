@@ -20,7 +20,7 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import PeerFailed
 from opensmd.modelparallel.ranks import heartbeat
 from tests.support.microbatch_threads import wait_until_microbatch_threads_end
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, wait_until
 from tests.support.ranks import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -240,9 +240,10 @@ def test_a_failed_step_fails_on_all_ranks(pool: Pools, rank: int, good: int, lat
     assert "mine" in other[-1]
 
 
-def interrupted() -> tuple[str, list[str]]:
+def interrupted(folder: Path) -> tuple[str, list[str]]:
     """While another thread than the step's has the turn; with the modules that are still redirected."""
     heard, over = threading.Event(), threading.Event()
+    second_runs = folder / "the second microbatch runs"
 
     def interrupt(*_: object) -> None:
         if not heard.is_set():
@@ -251,19 +252,26 @@ def interrupted() -> tuple[str, list[str]]:
 
     usual = signal.signal(signal.SIGINT, interrupt)
     with started(fails=True):
-        model = smp.DistributedModel(Net())
+        net = Net()
+        model = smp.DistributedModel(net)
         caller = threading.current_thread()
         later = False
 
+        def hold_back(*_: object) -> None:
+            if later and smp.rank() == 1:  # else the first microbatch would have nothing to wait for
+                wait_until(second_runs.exists)
+
+        for layer in (net.first, net.second):
+            layer.register_forward_pre_hook(hold_back)
+
         def train(x: Tensor) -> None:
-            out = model(x)
             if later and smp.rank() == 0 and threading.current_thread() is not caller:
+                second_runs.touch()
                 while not heard.wait(0.05):  # one that comes before the caller waits does not wake it
                     signal.pthread_kill(caller.ident or 0, signal.SIGINT)
                 over.wait(PATIENCE)
-            if later and smp.rank() == 1:
-                time.sleep(0.05)  # in which the other rank's first microbatch begins to wait
-            out.sum().item()
+                return
+            model(x).sum().item()
 
         step = smp.step(train)
         step(rows())
@@ -279,8 +287,8 @@ def interrupted() -> tuple[str, list[str]]:
     return told, left
 
 
-def test_an_interrupt_ends_a_step_whoever_has_the_turn(pool: Pools) -> None:
-    first, _ = pool(2).run(interrupted)  # the other may have ended its part of the step before
+def test_an_interrupt_ends_a_step_whoever_has_the_turn(pool: Pools, tmp_path: Path) -> None:
+    first, _ = pool(2).run(interrupted, tmp_path)  # the other may have ended its part of the step before
     assert first == ("KeyboardInterrupt()", [])
 
 
