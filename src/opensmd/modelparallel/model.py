@@ -38,7 +38,7 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replan.plan_check import PlanCheck
 from opensmd.modelparallel.replicas._torch_internals import NotForDDP
 from opensmd.modelparallel.replicas.backward_count import Backwards
-from opensmd.modelparallel.replicas.reducer import CommHook
+from opensmd.modelparallel.replicas.comm_hook import CommHook, averaging_hook
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.checkpoints_of_torch import offloading_of_all_checkpoints
@@ -251,13 +251,18 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             joined.enter_context(self._replicas.join(*options))
 
     def register_comm_hook(self, state: object, callable: CommHook) -> None:
-        """Replace the reduction of gradient buckets, as torch's ``register_comm_hook`` does."""
+        """Replace the reduction of gradient buckets, as torch's ``register_comm_hook`` does.
+
+        A hook of the script gets sums over the microbatches, and averages over these and the replicas. Hooks
+        of ``torch.distributed`` and ``opensmd``, given as they are, get the means over microbatches.
+        """
         refuse_elastic("register_comm_hook")
         if not smp_state.cfg.ddp:
             raise SMPError("a comm hook needs ddp=True: without it nothing is sent between replicas")
-        self._comm_hooks.append((state, callable))
+        hook = averaging_hook(callable, smp_state.cfg.microbatches if self._average else 1)
+        self._comm_hooks.append((state, hook))
         if self._replicas is not None:
-            self._replicas.register_comm_hook(state, callable)
+            self._replicas.register_comm_hook(state, hook)
 
     def run_step(self, call: StepCall) -> list[Any]:
         """Run one step; used by ``smp.step``.

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.init import shutdown
+from opensmd.modelparallel.replicas.comm_hook import CommHook
 from tests.support.ranks import RankPool, run_once
 
 ROWS, WIDTH, STEPS = 8, 12, 4  # rows of one replica's batch
@@ -48,8 +50,18 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     passes: int = 1
     microbatches: int = 4
+    hook: CommHook | None = None
     frozen: tuple[str, ...] = ()  # for each step, the beginning of the names that do not train in it
     evaluated: bool = False  # in inference mode, in the first step of all
+
+
+# torch compares annotations, which are texts in this file
+def hook_of_a_script(group, bucket):  # type: ignore[no-untyped-def]
+    """As SageMaker's library asks for: it averages over replicas and microbatches."""
+    summed = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    assert summed is not None
+    share = group.size() * smp.state.cfg.microbatches
+    return summed.get_future().then(lambda future: future.value()[0].div_(share))  # type: ignore[no-any-return]
 
 
 FREEZING = ("layers.0", "none", "layers", "head")
@@ -65,6 +77,13 @@ CASES: dict[str, Case] = {
     "no overlap": Case(model={"overlapping_allreduce": False}),
     "two passes": Case(model={"backward_passes_per_step": 2}, passes=2),
     "sums over microbatches": Case(model={"average_grads_across_microbatches": False}),
+    "a script's hook": Case(hook=hook_of_a_script),
+    "a script's hook, bucket views, two passes": Case(
+        model={"gradient_as_bucket_view": True, "backward_passes_per_step": 2},
+        passes=2,
+        hook=hook_of_a_script,
+    ),
+    "torch's hook": Case(hook=default_hooks.allreduce_hook),
     "unused allowed": Case(model={"find_unused_parameters": True}),
     "evaluated first": Case(evaluated=True),
     "no broadcast of buffers": Case(model={"broadcast_buffers": False}),
@@ -124,6 +143,8 @@ def train(case: Case, partitions: int) -> tuple[list[float], dict[str, Tensor]]:
         model.backward(loss)
         return loss
 
+    if case.hook is not None:
+        model.register_comm_hook(smp.get_dp_process_group(), case.hook)
     if case.evaluated:
         with torch.inference_mode():
             smp.step(lambda x: model(x))(torch.ones(ROWS, WIDTH))

@@ -12,7 +12,8 @@ from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replan.moving import replan
 from opensmd.modelparallel.replan.plan_check import PlanCheck
-from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
+from opensmd.modelparallel.replicas.comm_hook import CommHook
+from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.engine import Engine

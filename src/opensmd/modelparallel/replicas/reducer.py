@@ -40,10 +40,10 @@ from opensmd.modelparallel.replicas._torch_internals import (
     ignoring,
     is_joining,
 )
+from opensmd.modelparallel.replicas.comm_hook import CommHook
 
-__all__ = ["CommHook", "Replicas"]
+__all__ = ["Replicas"]
 
-CommHook = Callable[[Any, Any], torch.futures.Future[Tensor]]  # (state, bucket) -> the reduced bucket
 MEBIBYTE = 1 << 20
 
 

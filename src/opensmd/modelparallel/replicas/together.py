@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
-from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
+from opensmd.modelparallel.replicas.comm_hook import CommHook
+from opensmd.modelparallel.replicas.reducer import Replicas
 
 __all__ = ["ReplicasTogether", "refuse_common_hook"]
 

@@ -22,7 +22,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.ranks.sendable import control_device
-from opensmd.modelparallel.replicas.reducer import CommHook, Replicas
+from opensmd.modelparallel.replicas.comm_hook import CommHook
+from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.runtime.tensors.tags import put_tag, tag_of
 from opensmd.modelparallel.sharding._torch_internals import (
