@@ -6,6 +6,7 @@ time. The only random generator is the CPU's, so seeding CUDA seeds it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -25,6 +26,7 @@ __all__ = [
     "Device",
     "Event",
     "Stream",
+    "StreamContext",
     "current_accelerator_stream",
     "memory_history",
     "nccl_version",
@@ -240,6 +242,14 @@ def current_accelerator_stream(device: Any = None) -> Stream:
     return _DEFAULT_STREAM
 
 
+class StreamContext(contextlib.nullcontext[None]):
+    """``torch.cuda.StreamContext``: changes nothing. A class, because torch.compile asks what is one."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        super().__init__()
+        self.stream = stream
+
+
 def stream_context(stream: Stream | None) -> Stream:
     """``torch.cuda.stream``: a context that changes nothing."""
     return stream or _DEFAULT_STREAM
@@ -334,7 +344,7 @@ CALLS: dict[str, Any] = {
     "Event": Event,
     "Stream": Stream,
     "stream": stream_context,
-    "StreamContext": stream_context,
+    "StreamContext": StreamContext,
     "current_stream": current_stream,
     "default_stream": current_stream,
     "set_stream": nothing,
