@@ -106,14 +106,19 @@ class Counted(nn.Module):
         return x * scale + sum(layer.calls for layer in self.layers)
 
 
-def counted(looped: bool) -> None:
-    restart(partitions=2, microbatches=MICROBATCHES, auto_partition=False, default_partition=0)
-    module, plain = Counted(), Counted()
+def train_placed(module: Counted | Resetting, plain: nn.Module, *, looped: bool) -> None:
+    """Place the layers in turn, or the first half and the second, and train beside the plain module."""
     for number, layer in enumerate(module.layers):
         smp.set_partition(layer, number % 2 if looped else number // 2)
     generator = torch.Generator().manual_seed(0)
     batches = [(torch.randn(2 * MICROBATCHES, WIDTH, generator=generator),) for _ in range(STEPS)]
     train_beside(smp.DistributedModel(module), plain, batches, microbatches=MICROBATCHES)
+
+
+def counted(looped: bool) -> None:
+    restart(partitions=2, microbatches=MICROBATCHES, auto_partition=False, default_partition=0)
+    module, plain = Counted(), Counted()
+    train_placed(module, plain, looped=looped)
     assert module.calls == plain.calls == module.state["calls"] == STEPS * MICROBATCHES
     assert [layer.calls for layer in module.layers] == [layer.calls for layer in plain.layers]
     smp.shutdown()
@@ -177,11 +182,7 @@ def reset(looped: bool, pipeline: str) -> None:
         pipeline=pipeline,
     )
     module, plain = Resetting(), Resetting()
-    for number, layer in enumerate(module.layers):
-        smp.set_partition(layer, number % 2 if looped else number // 2)
-    generator = torch.Generator().manual_seed(0)
-    batches = [(torch.randn(2 * MICROBATCHES, WIDTH, generator=generator),) for _ in range(STEPS)]
-    train_beside(smp.DistributedModel(module), plain, batches, microbatches=MICROBATCHES)
+    train_placed(module, plain, looped=looped)
     smp.shutdown()
 
 
