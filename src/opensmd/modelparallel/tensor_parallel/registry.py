@@ -7,19 +7,36 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.huggingface.originals import note_original, original_of
-from opensmd.modelparallel.tensor_parallel.unchanged import require_unchanged
+from opensmd.modelparallel.tensor_parallel.unchanged import (
+    number_of_next_hook,
+    require_no_hooks,
+    require_unchanged,
+)
 
 __all__ = ["counterpart", "tp_register", "tp_register_with_module"]
 
 Hook = Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None]
 Module = TypeVar("Module", bound=type[nn.Module])
-ARGUMENTS = "_smp_constructor_arguments"
+CONSTRUCTION = "_smp_construction"
+
+
+class Construction(NamedTuple):
+    """What a module of a registered class remembers.
+
+    Attributes:
+        args, kwargs: those of its constructor.
+        next_hook: the number of the first hook that the constructor cannot have registered.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    next_hook: int
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,7 @@ def tp_register_with_module(
         if hook is not None and not callable(hook):
             raise TypeError(f"smp.tp_register: a hook must be a function, got {hook!r:.80}")
     if module_cls not in _registered:
-        _note_arguments(module_cls)
+        _note_construction(module_cls)
     _registered[module_cls] = Registration(dist_module, init_hook, forward_hook, return_hook)
 
 
@@ -147,14 +164,15 @@ def counterpart(module: nn.Module, config: dict[str, Any]) -> nn.Module | None:
 def _registered_counterpart(
     module: nn.Module, registration: Registration, config: dict[str, Any]
 ) -> nn.Module | None:
-    if ARGUMENTS not in module.__dict__:
+    if CONSTRUCTION not in module.__dict__:
         return None  # created before its class was registered
-    args, kwargs = module.__dict__[ARGUMENTS]
+    args, kwargs, next_hook = module.__dict__[CONSTRUCTION]
     if registration.init_hook is not None:
         hooked = registration.init_hook(*args, **kwargs)
         if hooked is None:
             return None
         args, kwargs = hooked
+    require_no_hooks(module, since=next_hook)
     made = registration.dist_module(*args, **{**kwargs, **_taken(registration.dist_module, config)})
     made.train(module.training)
     if registration.forward_hook is not None:
@@ -175,14 +193,14 @@ def _taken(dist_module: type[nn.Module], config: dict[str, Any]) -> dict[str, An
     return {name: value for name, value in config.items() if name in names}
 
 
-def _note_arguments(module_cls: type[nn.Module]) -> None:
-    """Make modules of exactly this class remember their constructor's arguments."""
+def _note_construction(module_cls: type[nn.Module]) -> None:
+    """Make modules of exactly this class remember how they were constructed."""
     original = module_cls.__init__
 
     @functools.wraps(original)
     def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if type(self) is module_cls:
-            self.__dict__[ARGUMENTS] = args, kwargs
+            self.__dict__[CONSTRUCTION] = Construction(args, kwargs, number_of_next_hook())
 
     module_cls.__init__ = noting  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -67,6 +67,31 @@ def test_a_module_stays_if_its_hook_says_so_or_it_is_older_or_of_another_class()
         pass
 
     assert counterpart(Sub(3), {}) is None
+
+
+def test_a_module_whose_hooks_would_be_lost_is_refused_unless_its_constructor_has_registered_them() -> None:
+    @tp_register(Taking)
+    class Own(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = nn.Linear(width, width)
+            self.inner.register_forward_hook(lambda *_: None)
+
+    assert isinstance(counterpart(Own(1), {}), Taking)
+    attach: list[Callable[[Any], Any]] = [
+        lambda own: own.register_forward_pre_hook(print),
+        lambda own: own.inner.register_full_backward_hook(print),
+        lambda own: own.inner.register_load_state_dict_pre_hook(print),
+        lambda own: own.inner.weight.register_hook(print),
+        lambda own: own.inner.weight.register_post_accumulate_grad_hook(print),
+    ]
+    for one in attach:
+        own = Own(1)
+        handle = one(own)
+        with pytest.raises(ValueError, match=r"has hooks: register them after smp\.DistributedModel"):
+            counterpart(own, {})
+        handle.remove()
+        assert isinstance(counterpart(own, {}), Taking)
 
 
 def test_a_class_that_takes_any_keyword_gets_all_of_the_context() -> None:
