@@ -6,19 +6,21 @@ With different layouts they silently pair the wrong elements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from opensmd.modelparallel.state_dicts.by_parameter import by_parameter
+
 __all__ = ["lay_out_state", "laid_out_as"]
 
 
-def laid_out_as(parameter: Tensor, come: Tensor) -> Tensor:
+def laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
     """Return a copy of ``value`` with the parameter's strides."""
-    made = torch.empty_strided(parameter.shape, parameter.stride(), dtype=come.dtype, device=come.device)
-    return made.copy_(come)
+    copy = torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(value)
 
 
 def lay_out_state(entries: Mapping[Any, Any]) -> None:
@@ -29,9 +31,7 @@ def lay_out_state(entries: Mapping[Any, Any]) -> None:
     Args:
         entries: by parameter; other keys are left alone.
     """
-    for parameter, own in entries.items():
-        if not isinstance(parameter, Tensor) or not isinstance(own, MutableMapping):
-            continue
+    for parameter, own in by_parameter(entries):
         for key, value in own.items():
             if type(value) is Tensor and value.shape == parameter.shape and _is_other(value, parameter):
                 own[key] = laid_out_as(parameter, value)

@@ -6,10 +6,12 @@ themselves, is on the CPU until then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+
+from opensmd.modelparallel.state_dicts.by_parameter import by_parameter
 
 __all__ = ["move_state"]
 
@@ -27,9 +29,7 @@ def move_state(entries: Mapping[Any, Any], groups: Sequence[Mapping[str, Any]]) 
         if group.get("fused") or group.get("capturable")
         for parameter in group["params"]
     }
-    for parameter, own in entries.items():
-        if not isinstance(parameter, Tensor) or not isinstance(own, MutableMapping):
-            continue
+    for parameter, own in by_parameter(entries):
         for key, value in own.items():
             if isinstance(value, Tensor) and (key != "step" or id(parameter) in counted_there):
                 own[key] = value.to(parameter.device)
