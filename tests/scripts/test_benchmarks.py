@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from benchmarks.targets import Found, Target, verdict, worst
 from opensmd.modelparallel.init import shutdown
 from tests.support.forked_jobs import run_job
 from tests.support.forks import ForkedProcess, as_main
-from tests.support.patience import PATIENCE
+from tests.support.patience import wait_until
 from tests.support.ranks import ROOT, RankPool
 
 QUICK = ["--seconds", "0.01", "--rounds", "1", "--patience", "0", "--out"]
@@ -215,12 +214,6 @@ def give_turns(folder: Path, steps: int) -> None:
         (folder / "go").touch()
         wait_until(lambda: not (folder / "go").exists())
     (folder / "end").touch()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.001)
 
 
 def memory_and_times(name: str, folder: Path) -> list[float]:
