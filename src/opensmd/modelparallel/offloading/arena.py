@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from bisect import bisect
 from collections import deque
 
 import torch
 from torch import Tensor
+
+from opensmd.modelparallel.offloading.free_space import FreeSpace
 
 __all__ = ["Arena"]
 
@@ -35,7 +36,7 @@ class Arena:
         self.folder = folder
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # open as long as this
         self._end = 0
-        self._free: list[tuple[int, int]] = []  # from where to where, in order, with something taken between
+        self._free = FreeSpace()
         self._given_back: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
 
@@ -49,36 +50,20 @@ class Arena:
         rounded = _rounded(size)
         with self._lock:
             while self._given_back:
-                self._join(*self._given_back.popleft())
-            places = [place for place, (start, end) in enumerate(self._free) if end - start >= rounded]
-            if not places:
-                return self._grow(rounded)
-            # The smallest that is large enough, so that batches of many lengths leave the large ones whole.
-            place = min(places, key=lambda place: self._free[place][1] - self._free[place][0])
-            start, end = self._free.pop(place)
-            if start + rounded < end:
-                self._free.insert(place, (start + rounded, end))
-            return start
+                self._free.add(*self._given_back.popleft())
+            start = self._free.take(rounded)
+            return self._grow(rounded) if start is None else start
 
     def give_back(self, offset: int, size: int) -> None:
         """Free the room at ``offset`` again; waits for no lock, as the garbage collector may call it."""
         self._given_back.append((offset, offset + _rounded(size)))
 
     def _grow(self, size: int) -> int:
-        """Return an offset with room at the end of the file."""
-        start = self._free.pop()[0] if self._free and self._free[-1][1] == self._end else self._end
+        """Return an offset with room at the end of the file, beginning with what is free there."""
+        free = self._free.take_last(self._end)
+        start = self._end if free is None else free
         self._end = start + size
         return start
-
-    def _join(self, start: int, end: int) -> None:
-        """Put free room among what is free beside it."""
-        place = bisect(self._free, (start, end))
-        if place < len(self._free) and self._free[place][0] == end:
-            end = self._free.pop(place)[1]
-        if place and self._free[place - 1][1] == start:
-            place -= 1
-            start = self._free.pop(place)[0]
-        self._free.insert(place, (start, end))
 
     def write(self, tensor: Tensor, offset: int) -> None:
         """Write a contiguous CPU tensor.
