@@ -229,21 +229,29 @@ class Pretrained(nn.Sequential):
         return sorted(self.state_dict() if state_dict is None else state_dict)
 
 
-def saves(settings: dict[str, Any]) -> str | None:
+def saves(settings: dict[str, Any]) -> list[str]:
     """What saving without a state dict says."""
     restart(**settings)
-    model = smp.DistributedModel(Pretrained(nn.Linear(2, 2), nn.Linear(2, 2)))
+    module = Pretrained(nn.Linear(2, 2), nn.Linear(2, 2))
+    if "tensor_parallel_degree" in settings:
+        smp.set_tensor_parallelism(module)
+    model = smp.DistributedModel(module)
     smp.step(lambda rows: model(rows))(torch.ones(2, 2))
     whole = model.state_dict()
     assert model.module.save_pretrained("folder", state_dict=whole) == sorted(whole)
-    try:
-        assert model.module.save_pretrained("folder") == sorted(whole)
-    except SMPUnsupportedError as error:
-        return str(error)
-    return None
+    assert Pretrained(nn.Linear(1, 1)).save_pretrained("folder") == ["0.bias", "0.weight"]  # one of its class
+    said = []
+    for pretrained in (model.module, model.get_module()):
+        try:
+            assert pretrained.save_pretrained("folder") == sorted(whole)
+        except SMPUnsupportedError as error:
+            said.append(str(error))
+    return said
 
 
 def test_saving_a_part_of_a_model_without_a_state_dict_says_what_to_do(pool: Pools) -> None:
-    for settings in ({"partitions": 2}, {"ddp": True, "sharded_data_parallel_degree": 2}):
-        assert all("state_dict=weights" in str(text) for text in pool(2).run(saves, settings))
-    assert pool(2).run(saves, {"ddp": True}) == [None, None]
+    shared = {"ddp": True, "tensor_parallel_degree": 2}
+    for settings in ({"partitions": 2}, {"ddp": True, "sharded_data_parallel_degree": 2}, shared):
+        for said in pool(2).run(saves, settings):
+            assert len(said) == 2 and all("state_dict=weights" in text for text in said), said
+    assert pool(2).run(saves, {"ddp": True}) == [[], []]

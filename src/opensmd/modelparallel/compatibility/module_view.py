@@ -15,7 +15,6 @@ For a model in 16 bits the originals have one more wrapper, so there is one more
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -70,21 +69,15 @@ class ModuleView:
         """Leave the finalizer of the user's class to the module."""
 
 
-def view_of(module: nn.Module, levels: int = 1, before_saving: Callable[..., None] | None = None) -> Any:
-    """Return a view of ``module``, of a class derived from its own, ``levels`` above the module.
-
-    Args:
-        before_saving: called with the module and the arguments of its ``save_pretrained``, if it has one.
-    """
+def view_of(module: nn.Module, levels: int = 1) -> Any:
+    """Return a view of ``module``, of a class derived from its own, ``levels`` above the module."""
     cls = type(module)
-    names: dict[str, Any] = {
+    names = {
         "__slots__": ("_viewed", "_below"),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__jit_unused_properties__": [*getattr(cls, "__jit_unused_properties__", ()), "module", "__class__"],
     }
-    if before_saving is not None and hasattr(cls, "save_pretrained"):
-        names["save_pretrained"] = _save_pretrained_after(before_saving)
     kind = types.new_class(cls.__name__, (ModuleView, cls), exec_body=lambda body: body.update(names))
     below: Any = module
     for _ in range(levels):
@@ -94,14 +87,6 @@ def view_of(module: nn.Module, levels: int = 1, before_saving: Callable[..., Non
         object.__setattr__(view, "_below", below)
         below = view
     return below
-
-
-def _save_pretrained_after(check: Callable[..., None]) -> Callable[..., Any]:
-    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check(self._viewed, *args, **kwargs)
-        return super(ModuleView, self).save_pretrained(*args, **kwargs)
-
-    return save_pretrained
 
 
 def viewed(module: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ make all ranks wait that follow the usual habit of saving on one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,31 +17,39 @@ from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.runtime.tensors.placeholder import RemoteTensor
 from opensmd.modelparallel.state import state
 
-__all__ = ["require_whole"]
+__all__ = ["guard_save_pretrained"]
 
 
-def require_whole(module: nn.Module, *args: Any, state_dict: Any = None, **_: Any) -> None:
-    """Refuse to save a module of which this rank has a part, unless a state dict is given.
+def guard_save_pretrained(module: nn.Module) -> None:
+    """Let ``save_pretrained`` of a module's class, if it has one, refuse to save a part of the split model.
 
-    Args:
-        args, state_dict: what ``save_pretrained`` is given.
-
-    Raises:
-        SMPUnsupportedError: other ranks have the rest.
+    It then raises SMPUnsupportedError, unless it is given a state dict. Other modules of the class save as
+    before.
     """
-    if any(isinstance(each, Mapping) for each in (*args, state_dict)) or not _is_part(module):
+    cls: Any = type(module)
+    original = getattr(cls, "save_pretrained", None)
+    if original is None or hasattr(original, "_smp_guarded"):
         return
-    raise SMPUnsupportedError(
-        "model.module.save_pretrained would save what is on this rank, which is a part of the model. Call "
-        "weights = model.state_dict() on all ranks, and save_pretrained(..., state_dict=weights) on one of "
-        "them"
-    )
+
+    @functools.wraps(original)
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = (*args, kwargs.get("state_dict"))
+        if not any(isinstance(each, Mapping) for each in given) and _is_part(self):
+            raise SMPUnsupportedError(
+                "save_pretrained would save what is on this rank, which is a part of the model. Call "
+                "weights = model.state_dict() on all ranks, and save_pretrained(..., state_dict=weights) on "
+                "one of them"
+            )
+        return original(self, *args, **kwargs)
+
+    save_pretrained._smp_guarded = True  # type: ignore[attr-defined]
+    cls.save_pretrained = save_pretrained
 
 
 def _is_part(module: nn.Module) -> bool:
-    if state.model is not None and state.model.shards:
+    if state.model is None or module != state.model.get_module():
+        return False
+    if state.model.shards:
         return True
-    elsewhere = (
-        (DTensor, RemoteTensor) if state.initialized and state.cfg.shards_parameters else (RemoteTensor,)
-    )
+    elsewhere = (DTensor, RemoteTensor) if state.cfg.shards_parameters else (RemoteTensor,)
     return any(isinstance(parameter, elsewhere) for parameter in module.parameters())

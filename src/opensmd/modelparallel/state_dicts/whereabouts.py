@@ -21,7 +21,7 @@ from opensmd.modelparallel.planning.plan import Plan, ancestors
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.state import state
-from opensmd.modelparallel.state_dicts.save_pretrained import require_whole
+from opensmd.modelparallel.state_dicts.save_pretrained import guard_save_pretrained
 
 __all__ = ["Whereabouts"]
 
@@ -42,6 +42,7 @@ class Whereabouts(nn.Module):
         super().__init__()
         self._modules["module"] = module = viewed(module)
         name_original_forwards(module)
+        guard_save_pretrained(module)
         self._view: Any = None
         self._levels = 1  # views between this and the user's module
         self.plan: Plan | None = None
@@ -78,7 +79,7 @@ class Whereabouts(nn.Module):
         if hasattr(module, "module"):
             return module
         if not is_view_of(self._view, module):
-            self.__dict__["_view"] = view_of(module, self._levels, require_whole)
+            self.__dict__["_view"] = view_of(module, self._levels)
         return self._view
 
     def get_module(self) -> nn.Module:
