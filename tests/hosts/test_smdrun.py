@@ -26,11 +26,11 @@ runpy.run_path({BOTH!r})
 def test_both_scripts_train_on_hosts_of_one_command_which_starts_all_ranks_again_after_a_failure(
     hosts: tuple[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(FAILS_ONCE)
+    (tmp_path / "-train.py").write_text(FAILS_ONCE)
     (tmp_path / "hosts").write_text(f"{ADDRESSES[0]} slots=1\n{ADDRESSES[1]} slots=1\n")
     place = ["--hostfile", "hosts", "--ssh", SSH, "--master-port", str(free_port())]
     namespaces = ",".join(f"{address}={name}" for address, name in zip(ADDRESSES, hosts, strict=True))
-    command = [str(BIN / "smdrun"), *place, "--max-restarts", "1", "train.py"]
+    command = [str(BIN / "smdrun"), *place, "--max-restarts", "1", "--", "-train.py"]
     done = job(command, cwd=tmp_path, SSH_NAMESPACES=namespaces)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[1] ValueError: the batch is empty" in done.stderr

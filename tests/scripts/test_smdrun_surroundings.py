@@ -112,6 +112,12 @@ def test_a_safe_path_keeps_its_first_place(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"[0] {libraries}\n"), done.stderr
 
 
+def test_names_and_arguments_that_begin_like_options_reach_the_script(tmp_path: Path) -> None:
+    (tmp_path / "-script.py").write_text("import sys\nprint(sys.argv)")
+    done = run_job(["smdrun", "-n", "1", "--", "-script.py", "--", "-n"], cwd=tmp_path, env=environment())
+    assert done.stdout == "[0] ['-script.py', '--', '-n']\n", done.stderr
+
+
 def smdrun(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A job of one rank with this script."""
     (folder / "script.py").write_text(script)

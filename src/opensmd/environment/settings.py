@@ -6,6 +6,7 @@ Each field names its variable; docs/backend.md has the same table for users.
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,9 +89,12 @@ class Settings:
 
 
 def _cache_dir(env: Mapping[str, str]) -> Path:
+    chosen = Path(env.get("OPENSMD_CACHE_DIR") or "~/.cache/opensmd")
     try:
-        return Path(env.get("OPENSMD_CACHE_DIR") or "~/.cache/opensmd").expanduser()
-    except RuntimeError:  # HOME is not set and this user has no home on record, as in containers
+        if chosen.parts[0] == "~" and os.environ.get("HOME") == "":  # as if it were not set
+            return Path(pwd.getpwuid(os.getuid()).pw_dir, *chosen.parts[1:])
+        return chosen.expanduser()
+    except (KeyError, RuntimeError):  # no HOME, and this user has no home on record, as in containers
         return temporary_folder()
 
 

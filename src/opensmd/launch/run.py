@@ -230,4 +230,4 @@ def _rank_command(options: Options) -> list[str]:
     command = ["-u", "-m", "opensmd.launch.rank", f"--device={options.device}"]
     command += ["--bind"] * options.bind + ["--module"] * options.module
     command += ["--no-python"] * (not options.python)
-    return [*command, options.script, *options.args]
+    return [*command, "--", options.script, *options.args]

@@ -39,8 +39,20 @@ def test_settings_that_make_no_sense_are_refused_by_name(name: str, text: str) -
         Settings.from_environment({name: text})
 
 
-def test_a_user_without_a_home_has_a_folder_of_his_own_for_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "")
+    found = [Settings.from_environment(each).cache_dir for each in ({}, {"OPENSMD_CACHE_DIR": "~/x"})]
     monkeypatch.delenv("HOME")
+    assert found == [Path("~/.cache/opensmd").expanduser(), Path("~/x").expanduser()]
+
+
+@pytest.mark.parametrize("home", [None, ""])
+def test_a_user_without_a_home_has_a_folder_of_his_own_for_the_core(
+    monkeypatch: pytest.MonkeyPatch, home: str | None
+) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    if home is not None:
+        monkeypatch.setenv("HOME", home)
     monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
     folder = Path(tempfile.gettempdir()) / f"opensmd-{os.geteuid()}"
     assert Settings.from_environment({}).cache_dir == folder

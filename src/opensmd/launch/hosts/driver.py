@@ -135,7 +135,7 @@ def _connect(job: HostsJob, number: int, variables: dict[str, str], output: _Out
     ranks = [] if host.ranks is None else ["-n", str(host.ranks)]
     records = [] if job.timeline is None else ["--records", str(folder_on_host(job.timeline, number))]
     folder = _working_folder()
-    order = Order(folder, variables, [*job.options, *records, *ranks, *place, *job.script])
+    order = Order(folder, variables, [*job.options, *records, *ranks, *place, "--", *job.script])
     process = subprocess.Popen(
         [*shlex.split(job.ssh), host.target, command_line(sys.executable, folder, os.environ)],
         stdin=subprocess.PIPE,
