@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/kernels/kernels.hpp"
+#include "core/kernels/simd_level.hpp"
 
 namespace opensmd {
 

@@ -6,12 +6,10 @@
 
 #include <cstddef>
 
+#include "core/kernels/simd_level.hpp"
 #include "core/kernels/types.hpp"
 
 namespace opensmd {
-
-enum class SimdLevel { Generic, Avx2, Avx512 };
-SimdLevel best_simd_level();
 
 struct NarrowFormat;
 

@@ -1,7 +1,10 @@
 // f16, bf16 and the four f8 formats to f32 and back (round to nearest even, as torch rounds).
 #pragma once
 
-#include "core/kernels/kernels.hpp"
+#include <cstddef>
+
+#include "core/kernels/simd_level.hpp"
+#include "core/kernels/types.hpp"
 
 namespace opensmd {
 

@@ -3,7 +3,7 @@
 // folders.
 #pragma once
 
-#include "core/kernels/kernels.hpp"
+#include "core/kernels/simd_level.hpp"
 
 #define OPENSMD_INLINE inline __attribute__((always_inline))
 

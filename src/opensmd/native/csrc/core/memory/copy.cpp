@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/kernels/kernels.hpp"
+#include "core/kernels/simd_level.hpp"
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #include <immintrin.h>
