@@ -41,7 +41,8 @@ void Mailbox::close_inbox(milliseconds timeout) {
   context_.arena.member(context_.rank).inbox.closed.store(1, std::memory_order_seq_cst);
   const auto find = [this] { return all_begun(); };
   const auto expected = [this] {
-    return std::vector<Expectation>{{Message::Kind::Receive, kAnySource, "recv(from any rank) on " + context_.name(context_.rank)}};
+    const std::string title = "recv(from any rank) on " + context_.name(context_.rank);
+    return std::vector<Expectation>{{Message::Kind::Receive, kAnySource, title}};
   };
   wait_until(find, expected, timeout);
   withdraw_receives();

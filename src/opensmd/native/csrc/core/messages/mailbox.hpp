@@ -87,40 +87,49 @@ class Mailbox {
   using Find = std::function<size_t()>;
   using Expected = std::function<std::vector<Expectation>()>;
 
+  // mailbox.cpp
   MessagePointer make(Message::Kind kind, void* data, size_t bytes, int peer, int64_t tag, DType dtype);
+  MessagePointer begin_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype);  // with the lock held
   void register_message(Message& message);
   void finish(Message& message);
+  void note(const Message& message, uint64_t end_ns) const;  // for the timeline
+  bool progress_in_background();
+  bool advance(bool drain);  // with the lock held, like all of sending.cpp and receiving.cpp
   void ring_doorbell(int member);
 
-  bool progress_in_background();
-  void end_waiting();
-  bool advance(bool drain);  // call with the lock held
+  // sending.cpp
   bool push(int destination);
   bool push_message(Outgoing& to, Message& message, int destination);
   void push_header(Outgoing& to, Message& message);
+
+  // receiving.cpp
   bool pull(int source, bool drain);
   bool take_in(int source, bool drain);  // in a failed group, too
   bool begin(int source, Incoming& from, bool drain);
+  bool wants(int source) const;
+  MessagePointer find_receive(int source, int64_t tag);
   bool accept(Message& message, const MessageHeader& header, int source) const;
   void deliver(Incoming& from, MessagePointer message, int source);
   void keep_unexpected(Incoming& from, int source);
   bool copy_available(Incoming& from, int source);
   void complete(Incoming& from, int source);
-  // Common end of both ways to post a receive; the mutex is held.
-  MessagePointer begin_receive(void* data, size_t bytes, int source, int64_t tag, DType dtype);
   bool take_unexpected(const MessagePointer& message);
-  MessagePointer find_receive(int source, int64_t tag);
-  bool wants(int source) const;
-  std::optional<MessageHeader> in_front(int source);
+
+  // probing.cpp
   void keep_what_arrived();
   bool arrived_before_failure(int source, int64_t tag);
-  size_t all_begun();
-  void withdraw_receives();
+  std::optional<MessageHeader> in_front(int source);
   bool find_ready(int source, int64_t tag, size_t* bytes, int* from);
 
+  // inbox.cpp
+  size_t all_begun();
+  void withdraw_receives();
+
+  // waiting.cpp
   size_t look(const Find& find, bool drain, bool* moved);
   size_t wait_until(const Find& find, const Expected& expected, milliseconds timeout);
   size_t sleep_until(const Find& find, uint64_t until);
+  void end_waiting();
   void look_after_peers(const Expectation& expectation, const Find& find);
   bool has_left(int member) const;
   int lost_peer(int expected) const;
@@ -128,7 +137,6 @@ class Mailbox {
   [[noreturn]] void give_up(ErrorKind kind, const std::string& text);
   [[noreturn]] void time_out(const std::vector<Expectation>& expected, uint64_t waited_ns);
   std::string title(const Message& message) const;
-  void note(const Message& message, uint64_t end_ns) const;  // for the timeline
 
   Context& context_;
   Record record_;

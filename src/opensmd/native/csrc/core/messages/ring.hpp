@@ -28,6 +28,11 @@ struct MessageHeader {
 
 inline bool takes_long_ring(size_t bytes) { return bytes >= kPastCacheBytes; }
 
+// Small enough that reader and writer overlap, large enough that counters cost nothing.
+inline size_t piece_bytes(size_t message_bytes) {
+  return takes_long_ring(message_bytes) ? size_t{128} << 10 : size_t{32} << 10;
+}
+
 // Counters are stored and read in one order with the counts of sleepers (Mailbox::ring_doorbell): otherwise a thread
 // going to sleep and one waking it could miss each other.
 class RingEnd {
