@@ -1,4 +1,4 @@
-"""How many microbatches may be under way on a rank."""
+"""How many microbatches may be in flight on a rank."""
 
 from __future__ import annotations
 
