@@ -34,7 +34,8 @@ import torch.distributed as dist
 from torch import nn
 
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
-from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
+from opensmd.modelparallel.checkpoint.resume_folder import resume_from_checkpoint
+from opensmd.modelparallel.checkpoint.save_folder import save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.checkpoint.seal import RECORD, Label
 from opensmd.modelparallel.exceptions import SMPCheckpointError

@@ -42,7 +42,7 @@ PRELOADED = [
     "torch._dynamo",
     "opensmd.collectives.backend",
     "opensmd.launch.cli",
-    "opensmd.modelparallel.checkpoint.folder",
+    "opensmd.modelparallel.checkpoint.save_folder",
     "opensmd.modelparallel.communicate",
     "opensmd.modelparallel.delayed.contexts",
     "opensmd.modelparallel.elastic.steps",

@@ -82,7 +82,7 @@ def import_all_of_smp() -> None:
     """What each rank would import at its first step; nothing that looks at which rank it is."""
     for name in ("torch._dynamo", "opensmd.modelparallel.model", "opensmd.modelparallel.optimizer"):
         importlib.import_module(name)
-    for name in ("step", "init", "checkpoint.folder", "runtime.engine", "dry_run.capture"):
+    for name in ("step", "init", "checkpoint.save_folder", "runtime.engine", "dry_run.capture"):
         importlib.import_module(f"opensmd.modelparallel.{name}")
 
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from opensmd.modelparallel import communicate
 from opensmd.modelparallel.checkpoint import save_load
-from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
+from opensmd.modelparallel.checkpoint.resume_folder import resume_from_checkpoint
+from opensmd.modelparallel.checkpoint.save_folder import save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.exceptions import PeerCheckpointError, SMPCheckpointError
 from opensmd.modelparallel.optimizer import DistributedOptimizer

@@ -22,7 +22,8 @@ from opensmd.modelparallel.checkpoint.conversion.whole_model import (
     get_full_state_dict_from_sharded_data_parallel_checkpoint as full_state_dict,
 )
 from opensmd.modelparallel.checkpoint.files import Caller, commit, write_aside
-from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint
+from opensmd.modelparallel.checkpoint.resume_folder import resume_from_checkpoint
+from opensmd.modelparallel.checkpoint.save_folder import save_checkpoint
 from opensmd.modelparallel.checkpoint.save_load import load, save
 from opensmd.modelparallel.checkpoint.saving import background, snapshot
 from opensmd.modelparallel.checkpoint.seal import Label

@@ -9,7 +9,8 @@ from opensmd.modelparallel.activation_checkpointing import (  # noqa: E402
     checkpoint_sequential,
     set_activation_checkpointing,
 )
-from opensmd.modelparallel.checkpoint.folder import resume_from_checkpoint, save_checkpoint  # noqa: E402
+from opensmd.modelparallel.checkpoint.resume_folder import resume_from_checkpoint  # noqa: E402
+from opensmd.modelparallel.checkpoint.save_folder import save_checkpoint  # noqa: E402
 from opensmd.modelparallel.checkpoint.save_load import load, save  # noqa: E402
 from opensmd.modelparallel.communicate import (  # noqa: E402
     allgather,
