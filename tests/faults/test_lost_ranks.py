@@ -278,6 +278,22 @@ def test_the_death_of_a_rank_before_its_first_call_is_told_to_the_others() -> No
     assert f"rank {VICTIM} has died" in outcomes[0].value, outcomes[0].text
 
 
+def run_new_group_without_one() -> str:
+    """A rank leaves the default group, and the others make another one with it."""
+    meet_in_store("all are here")
+    if dist.get_rank() == VICTIM:
+        dist.destroy_process_group()
+        return ""
+    with pytest.raises(dist.DistBackendError) as told:
+        dist.new_group([0, VICTIM], timeout=timedelta(seconds=LONG))
+    return str(told.value)
+
+
+def test_a_rank_that_has_left_the_default_group_is_not_waited_for_in_new_ones() -> None:
+    outcomes = run_once(2, run_new_group_without_one)
+    assert f"rank {VICTIM} will not join (has left the default group)" in outcomes[0].value, outcomes
+
+
 def run_late_start() -> str:
     """A rank that does not come to the making of a group."""
     global store  # kept after the end, for a rank that is still to be told

@@ -47,6 +47,23 @@ def test_messages_to_and_from_a_dead_rank_fail_at_once_and_name_it_and_the_call(
         assert seconds < PATIENCE / 2  # not at the timeout
 
 
+def run_new_group_without_one(hosts: str) -> str:
+    init_on(hosts)
+    meet_in_store("all are here")
+    if dist.get_rank() == 3:
+        os._exit(3)
+    with pytest.raises(dist.DistBackendError) as told:
+        dist.new_group(timeout=timedelta(seconds=10 * PATIENCE))
+    return str(told.value)
+
+
+def test_all_hosts_hear_of_a_member_that_dies_before_it_joins_a_new_group() -> None:
+    outcomes = run_once(4, run_new_group_without_one, "aabb", backend=None)
+    assert outcomes[3].kind == "died"
+    for told in values(outcomes[:3]):
+        assert "rank 3 will not join (its process has died)" in told, told
+
+
 def run_late_receiver(hosts: str) -> str:
     init_on(hosts)
     group: Any = dist.new_group()

@@ -35,6 +35,7 @@ __all__ = [
     "default_store",
     "gloo_group",
     "gloo_options",
+    "lost_ranks",
     "open_to_smddp",
     "pickle_objects_with",
     "shared_group",
@@ -130,6 +131,15 @@ def cpu_backend(group: dist.ProcessGroup | None) -> Any:
 def default_group() -> dist.ProcessGroup:
     """Return the group of all ranks."""
     return c10d._get_default_group()
+
+
+def lost_ranks() -> dict[int, str]:
+    """Return the ranks of this host that the default group has lost, and what became of them."""
+    with contextlib.suppress(RuntimeError):  # no group yet, or none for CPU tensors
+        backend = cpu_backend(default_group()) if dist.is_initialized() else None
+        lost: dict[int, str] = getattr(backend, "lost_members", dict)()
+        return {rank: what.replace("the group", "the default group") for rank, what in lost.items()}
+    return {}
 
 
 def default_store() -> Any:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistBackendError, get_world_size, is_initialized
 
+from opensmd.collectives._torch_internals import lost_ranks
 from opensmd.collectives.lookout import GIVEN_UP, Lookout, tell_failure, told_failure
 from opensmd.collectives.sealed import open_text, seal_text
 from opensmd.collectives.stores.address import where
@@ -176,15 +177,15 @@ class Exchange:
         return look
 
     def _never_come(self, missing: Sequence[str]) -> str:
-        """Return why keys will never be set: ranks that should have set them have ended."""
+        """Return why keys will never be set: ranks that should have set them are lost."""
         ranks = [self._ranks[int(key.rpartition("/")[2])] for key in missing]
         world_size = get_world_size() if is_initialized() else len(self._ranks)
-        ended = ended_siblings(ranks, self.rank, world_size)
-        if not ended:
-            return ""
-        self._missing = ended
-        they = "its process" if len(ended) == 1 else "their processes"
-        return f"{_named(ended)} {'has' if len(ended) == 1 else 'have'} died ({they} ended before joining)"
+        lost = lost_ranks()
+        lost |= dict.fromkeys(ended_siblings(ranks, self.rank, world_size), "its process has died")
+        found = [rank for rank in ranks if rank in lost]
+        if found:
+            self._missing = found
+        return ", ".join(f"rank {rank} will not join ({lost[rank]})" for rank in found)
 
     def _in_vain(self, why: str) -> str:
         return f"{self._making()}: {why}. This is rank {self.rank}."

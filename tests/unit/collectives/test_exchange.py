@@ -60,5 +60,5 @@ def test_a_rank_of_smdrun_that_ended_before_it_joined_is_named_at_once(
     ended.wait()
     note.write_text(note.read_text().replace(f"{os.getpid()} ", f"{ended.pid} "))
     exchange = Exchange(HashStore(), 0, (0, 1), timeout=timedelta(seconds=PATIENCE), group="g")
-    with pytest.raises(DistBackendError, match=r": rank 1 has died \(its process ended before joining\)"):
+    with pytest.raises(DistBackendError, match=r": rank 1 will not join \(its process has died\)"):
         exchange.meet("here")

@@ -221,6 +221,17 @@ WorkPtr SmddpBackend::note(WorkPtr work) {
   return work;
 }
 
+std::vector<std::pair<int, MemberState>> SmddpBackend::lost_members() const {
+  std::vector<std::pair<int, MemberState>> found;
+  const auto group = transport_->local();
+  for (int place = 0; group && place < group->size(); ++place) {
+    const MemberState state = group->status(place).state;
+    const bool lost = state == MemberState::Dead || state == MemberState::Replaced || state == MemberState::Left;
+    if (lost) found.emplace_back(transport_->member_at(place), state);
+  }
+  return found;
+}
+
 // ---------------------------------------------------------------- memory for tensors
 
 // torch asks with the index of a device: -1 stands for the CPU.

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch/queue.hpp"
@@ -57,6 +58,8 @@ class SmddpBackend : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   std::shared_ptr<Group> shared_group() const { return transport_->shared(); }
+  // Those of this host that have died, become another program or left the group, with their states.
+  std::vector<std::pair<int, MemberState>> lost_members() const;
   // For the timeline: records under this group number of the process's EventLog.
   void record_as(uint32_t group);
 

@@ -206,6 +206,13 @@ void bind_backend(py::module_& module) {
       .def("register_mem_pool", method_of_nccl("register_mem_pool"))
       .def("deregister_mem_pool", method_of_nccl("deregister_mem_pool"))
       .def("record_as", &SmddpBackend::record_as, py::arg("group"))
+      .def(
+          "lost_members",
+          [](const SmddpBackend& self) {
+            py::dict found;
+            for (const auto& [member, state] : self.lost_members()) found[py::int_(member)] = name_of(state);
+            return found;
+          })
       .def("spans_hosts", [](const SmddpBackend& self) { return self.shared_group() == nullptr; })
       // torch calls this on ranks outside a new group when a device is bound; NCCL needs it, this backend does not.
       .def("perform_nocolor_split", [](SmddpBackend&, const py::object&) {});

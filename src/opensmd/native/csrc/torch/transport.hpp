@@ -49,6 +49,8 @@ class Transport {
   virtual std::shared_ptr<Group> shared() const { return nullptr; }
   // That group, or, if other hosts have members, the group of this host's.
   virtual std::shared_ptr<Group> local() const { return shared(); }
+  // Which member of this group the member `place` of local() is.
+  virtual int member_at(int place) const { return place; }
 };
 
 std::unique_ptr<Transport> make_shared_transport(std::shared_ptr<Group> group);

@@ -142,6 +142,7 @@ class GlooTransport final : public Transport {
   }
 
   std::shared_ptr<Group> local() const override { return local_->group(); }
+  int member_at(int place) const override { return layout_.here()[static_cast<size_t>(place)]; }
 
   void abort(const std::string& reason) override { failure_->end(reason); }
   bool aborted() const override { return failure_->noted(); }
