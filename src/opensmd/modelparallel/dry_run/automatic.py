@@ -15,7 +15,8 @@ from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.dry_run.factory import model_and_step
 from opensmd.modelparallel.dry_run.module_tree import describe
 from opensmd.modelparallel.dry_run.timing.stage_links import links_of_job
-from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
+from opensmd.modelparallel.planning.derived_traces import layers_of
+from opensmd.modelparallel.planning.strategy import Choices, Strategy, strategies
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.report.strategies import strategy_table
 from opensmd.modelparallel.settings.config import Automatic, Config

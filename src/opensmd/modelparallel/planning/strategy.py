@@ -11,12 +11,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from opensmd.modelparallel.planning.cost import CPU
+from opensmd.modelparallel.planning.derived_traces import (
+    activation_bytes,
+    layers_of,
+    part_of_batch,
+    with_checkpoints,
+)
 from opensmd.modelparallel.planning.partition import partition
-from opensmd.modelparallel.planning.plan import Plan, ancestors, is_inside
+from opensmd.modelparallel.planning.plan import Plan, StageLoad
 from opensmd.modelparallel.planning.policies.limits import forwards_ahead, in_flight, most_active
 from opensmd.modelparallel.planning.schedules.fill_drain import fill_drain
 from opensmd.modelparallel.planning.schedules.names import Pipeline
@@ -27,10 +33,10 @@ from opensmd.modelparallel.planning.schedules.tables import ChunkTimes, Table, i
 from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from opensmd.modelparallel.planning.simulate import MOST_MICROBATCHES
-from opensmd.modelparallel.planning.trace import ModelTrace, Unit
+from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import ON_ONE_HOST, Links
 
-__all__ = ["Choices", "Strategy", "layers_of", "strategies"]
+__all__ = ["Choices", "Strategy", "strategies"]
 
 SEARCHES = 3
 WORTH_A_SEARCH = 0.01  # of a step: what a searched order must save to be chosen unasked
@@ -142,23 +148,6 @@ def _in_order(found: Iterable[Strategy], choices: Choices) -> list[Strategy]:
     return sorted(found, key=lambda each: (each.rank_bytes, each.seconds))
 
 
-def layers_of(trace: ModelTrace) -> list[str]:
-    """Return the layers to checkpoint: similar siblings with several modules each."""
-    inner = {name.rpartition(".")[0] for name in trace.modules if name}
-    with_parameters = {
-        around
-        for name, info in trace.modules.items()
-        if info.parameters
-        for around in (name, *ancestors(name))
-    }
-    kinds: dict[tuple[str, str], list[str]] = {}
-    for name, info in trace.modules.items():
-        if name and name in inner and name in with_parameters and not info.container:
-            kinds.setdefault((name.rpartition(".")[0], info.kind), []).append(name)
-    repeated = {name for names in kinds.values() if len(names) > 1 for name in names}
-    return [name for name in trace.modules if name in repeated and repeated.isdisjoint(ancestors(name))]
-
-
 class _Way(NamedTuple):
     """A combination without its schedule."""
 
@@ -239,10 +228,10 @@ class _Predictions:
 
     def __init__(self, trace: ModelTrace, choices: Choices, way: _Way) -> None:
         self._choices, self._way = choices, way
-        part = _part(trace, 1 / (way.replicas * way.microbatches))
+        part = part_of_batch(trace, 1 / (way.replicas * way.microbatches))
         self._layers = layers_of(part) if way.checkpointing else []
-        self._computed_again = {layer: _activations(part, layer) for layer in self._layers}
-        self._trace = _with_checkpoints(part, self._layers) if self._layers else part
+        self._computed_again = {layer: activation_bytes(part, layer) for layer in self._layers}
+        self._trace = with_checkpoints(part, self._layers) if self._layers else part
         self._plans: dict[int, Plan] = {}
 
     def of_tables(self) -> Iterator[Strategy]:
@@ -285,7 +274,7 @@ class _Predictions:
 
     def _predicted(self, schedule: _Schedule) -> Strategy:
         pipeline, active, table = schedule
-        way, optimizer_bytes = self._way, self._choices.optimizer_bytes
+        way = self._way
         pieces = 2 if pipeline == "v" else 1
         plan = self._plan(pieces)
         played = play(table, _times(plan, in_a_v=pieces > 1))
@@ -297,28 +286,38 @@ class _Predictions:
                 active_microbatches=active,
                 chain=True,
             )
-        bytes_of_ranks, ends = [], []
-        for stage, load in enumerate(plan.loads):
-            again = [size for name, size in self._computed_again.items() if plan.homes[name] == stage]
-            gradients = (load.training_bytes - load.parameter_bytes) / (1 + optimizer_bytes)
-            kept_bytes = kept[stage] * load.activation_bytes / pieces + max(again, default=0)
-            size = load.training_bytes + load.new_gradient_bytes + kept_bytes
-            bytes_of_ranks.append(size + (gradients if way.replicas > 1 else 0.0))  # buckets
-            here = 2 * (way.replicas - 1) / way.replicas / ON_ONE_HOST.rate
-            averaged = gradients * max(here, self._choices.links(way.partitions).averaging)
-            updated = gradients * (3 + 2 * optimizer_bytes) / CPU.bytes
-            ends.append(averaged + updated)
         busy = way.microbatches * sum(load.seconds for load in plan.loads) / plan.stages
         return Strategy(
             **way._asdict(),
             pipeline=pipeline,
             active_microbatches=active,
             memory_weight=self._choices.memory_weight,
-            seconds=played.seconds + max(ends),
+            seconds=played.seconds + max(self._seconds_after(load) for load in plan.loads),
             bubble=1 - busy / played.seconds if played.seconds else 0.0,
-            rank_bytes=max(bytes_of_ranks),
+            rank_bytes=max(
+                self._rank_bytes(plan, stage, kept[stage] / pieces) for stage in range(plan.stages)
+            ),
             plan=plan,
         )
+
+    def _rank_bytes(self, plan: Plan, stage: int, kept: float) -> float:
+        """Return the memory of a rank that keeps the activations of so many microbatches."""
+        load = plan.loads[stage]
+        again = [size for name, size in self._computed_again.items() if plan.homes[name] == stage]
+        kept_bytes = kept * load.activation_bytes + max(again, default=0)
+        buckets = self._gradient_bytes(load) if self._way.replicas > 1 else 0.0
+        return load.training_bytes + load.new_gradient_bytes + kept_bytes + buckets
+
+    def _seconds_after(self, load: StageLoad) -> float:
+        """Return how long a stage takes for the reduction of its gradients and the optimizer."""
+        replicas, optimizer_bytes = self._way.replicas, self._choices.optimizer_bytes
+        here = 2 * (replicas - 1) / replicas / ON_ONE_HOST.rate
+        averaging = max(here, self._choices.links(self._way.partitions).averaging)
+        gradients = self._gradient_bytes(load)
+        return gradients * averaging + gradients * (3 + 2 * optimizer_bytes) / CPU.bytes
+
+    def _gradient_bytes(self, load: StageLoad) -> float:
+        return (load.training_bytes - load.parameter_bytes) / (1 + self._choices.optimizer_bytes)
 
 
 def _times(plan: Plan, *, in_a_v: bool) -> list[ChunkTimes]:
@@ -335,61 +334,3 @@ def _times(plan: Plan, *, in_a_v: bool) -> list[ChunkTimes]:
         return times
     halves = [whole.shared_out(2) for whole in times]
     return [*halves, *reversed(halves)]
-
-
-def _part(trace: ModelTrace, share: float) -> ModelTrace:
-    """Scale ``trace`` to a part of its batch; starting an operation still takes the same time."""
-    operations: dict[int, int] = {}
-    for name, info in trace.modules.items():
-        unit = trace.anchors[name]
-        operations[unit] = operations.get(unit, 0) + info.operations
-    units = [_part_of(unit, share, operations.get(i, 0)) for i, unit in enumerate(trace.units)]
-    edges = [replace(edge, bytes=int(edge.bytes * share)) for edge in trace.edges]
-    return replace(trace, units=tuple(units), edges=tuple(edges))
-
-
-def _part_of(unit: Unit, share: float, operations: int) -> Unit:
-    def seconds(whole: float, starts: float) -> float:
-        fixed = min(whole, starts * CPU.start)
-        return fixed + (whole - fixed) * share
-
-    late = unit.late_seconds / unit.backward_seconds if unit.backward_seconds else 0.0
-    backward = seconds(unit.backward_seconds, 2 * operations)
-    return replace(
-        unit,
-        forward_seconds=seconds(unit.forward_seconds, operations),
-        backward_seconds=backward,
-        late_seconds=late * backward,
-        activation_bytes=int(unit.activation_bytes * share),
-        late_input_bytes=int(unit.late_input_bytes * share),
-        late_gradient_bytes=int(unit.late_gradient_bytes * share),
-    )
-
-
-def _inside(trace: ModelTrace, layer: str) -> list[int]:
-    return [index for index, decider in enumerate(trace.deciders) if is_inside(decider, layer)]
-
-
-def _activations(trace: ModelTrace, layer: str) -> int:
-    return sum(trace.units[index].activation_bytes for index in _inside(trace, layer))
-
-
-def _with_checkpoints(trace: ModelTrace, layers: Sequence[str]) -> ModelTrace:
-    """Let layers keep only their inputs, and recompute their forward before their backward."""
-    units = list(trace.units)
-    for layer in layers:
-        own = _inside(trace, layer)
-        given = {
-            edge.tensor: edge.bytes for edge in trace.edges if edge.target in own and edge.source not in own
-        }
-        for index in own:
-            unit = units[index]
-            units[index] = replace(
-                unit,
-                backward_seconds=unit.backward_seconds + unit.forward_seconds,
-                activation_bytes=sum(given.values()) if index == own[0] else 0,
-                late_seconds=0.0,
-                late_input_bytes=0,
-                late_gradient_bytes=0,
-            )
-    return replace(trace, units=tuple(units))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.dry_run.capture import capture
+from opensmd.modelparallel.planning.derived_traces import layers_of
 from opensmd.modelparallel.planning.schedules.names import Pipeline
-from opensmd.modelparallel.planning.strategy import Choices, Strategy, layers_of, strategies
+from opensmd.modelparallel.planning.strategy import Choices, Strategy, strategies
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.planning.units import Link, Links
 
