@@ -36,6 +36,13 @@ from opensmd.modelparallel.runtime.tensors.tags import count_changes
 from opensmd.modelparallel.sharding.sharded_optimizer import ShardedMethods, require_elementwise
 from opensmd.modelparallel.sharding.sharded_parameter_optimizer import ShardedParameterMethods
 from opensmd.modelparallel.state import state
+from opensmd.modelparallel.state_dicts.fitting import (
+    has_parameters_shapes,
+    require_optimizer_state,
+    require_same_groups,
+    require_same_kind,
+    require_same_shapes,
+)
 from opensmd.modelparallel.state_dicts.laid_out import lay_out_state
 from opensmd.modelparallel.state_dicts.merge import COUNT, FLAT, PARTIAL, SLICES, is_partial
 from opensmd.modelparallel.state_dicts.moved_state import move_state
@@ -46,7 +53,6 @@ from opensmd.modelparallel.state_dicts.optimizer_entries import (
     slices_of_entries,
     unsliced_state,
 )
-from opensmd.modelparallel.state_dicts.same_kind import require_same_kind
 from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import fitting_state
 from opensmd.modelparallel.tensor_parallel.whole_parameters import require_slices_suffice
 from opensmd.modelparallel.wrapped import WrappedModel
@@ -66,14 +72,14 @@ class _Methods(PrecisionAttributes):
         """The flag that GradScaler.step looks for on every optimizer; torch's fused ones set it."""
         if foreign_scaler_asks():
             require_one_scale()
-            self._warn_of_scaler()
+            self._smp_warn_of_scaler()
         return bool(self.__dict__.get("_step_supports_amp_scaling", False))
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:
         self.__dict__["_step_supports_amp_scaling"] = value
 
-    def _warn_of_scaler(self) -> None:
+    def _smp_warn_of_scaler(self) -> None:
         if self._smp_warned_of_scaler or len(state.groups.owner_stages) == 1:
             return
         self._smp_warned_of_scaler = True
@@ -103,7 +109,7 @@ class _Methods(PrecisionAttributes):
                 "local_state_dict() works once the model is partitioned, which the first call of a smp.step "
                 "function does"
             )
-        own = self._renumbered(self._smp_layout)
+        own = self._smp_renumbered(self._smp_layout)
         if state.cfg.tensor_parallel_degree > 1:
             own[SLICES] = slices_of_entries(own["state"], self._smp_layout)
         return {**own, PARTIAL: True}
@@ -119,8 +125,8 @@ class _Methods(PrecisionAttributes):
         """
         require_meeting("optimizer.state_dict()")
         if self._smp_layout is None:
-            return unsliced_state(self._plain_state_dict(), self)
-        own = self._renumbered(self._smp_layout)
+            return unsliced_state(self._smp_plain_state_dict(), self)
+        own = self._smp_renumbered(self._smp_layout)
         if state.groups.size(CommGroup.MP_GROUP) > 1:
             own["state"] = gathered_entries(own["state"], self._smp_layout, only_first=gather_to_rank0)
         return {} if gather_to_rank0 and state.groups.rank_in(CommGroup.MP_GROUP) != 0 else own
@@ -141,7 +147,7 @@ class _Methods(PrecisionAttributes):
         given = self._smp_fitting(state_dict)
         _, given = split_masters(given)
         if self._smp_layout is not None:
-            given = self._localised(given, self._smp_layout)
+            given = self._smp_localised(given, self._smp_layout)
         super().load_state_dict(given)  # type: ignore[misc]
         lay_out_state(self.state)
 
@@ -156,18 +162,18 @@ class _Methods(PrecisionAttributes):
             given = merged_parts(given)
         given.pop(PARTIAL, None)
         given.pop(SLICES, None)
-        _require_state_dict(given)
+        require_optimizer_state(given)
         if state.model is not None:
             given = fitting_state(state.model.get_module(), given, self._smp_names_of_groups())
-        self._check_groups(given)
+        require_same_groups(self._smp_group_sizes(), given)
         require_same_kind(self, given)  # type: ignore[arg-type]
         if state.model is not None and state.cfg.tensor_parallel_degree > 1:
             parameters = [each for group in self.param_groups for each in group["params"]]
             given["state"] = sliced_entries(
                 given, self._smp_names(), state.model.shards, self._smp_layout, parameters
             )
-        if self._smp_state_has_parameters_shapes():
-            self._check_shapes(given)
+        if has_parameters_shapes(self):  # type: ignore[arg-type]
+            require_same_shapes(self._smp_shapes(), given)
         return given
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -213,7 +219,7 @@ class _Methods(PrecisionAttributes):
     def _smp_names_of_groups(self) -> list[list[str]]:
         """Return the module's names of all parameters, group by group."""
         names = iter(self._smp_names())
-        return [[next(names) for _ in range(size)] for size in self._group_sizes()]
+        return [[next(names) for _ in range(size)] for size in self._smp_group_sizes()]
 
     def _smp_after_partition(self, model: WrappedModel) -> None:
         if self._smp_layout is None:
@@ -223,9 +229,9 @@ class _Methods(PrecisionAttributes):
             if hasattr(self, "norm_group"):
                 self.norm_group = state.groups.owners
             elif self.defaults.get("max_grad_norm") and len(state.groups.owner_stages) > 1:
-                self._warn_of_own_clipping()
+                self._smp_warn_of_own_clipping()
 
-    def _warn_of_own_clipping(self) -> None:
+    def _smp_warn_of_own_clipping(self) -> None:
         limit = self.defaults["max_grad_norm"]
         warnings.warn(
             f"smp.DistributedOptimizer: {type(self).__name__} clips gradients itself "
@@ -246,64 +252,27 @@ class _Methods(PrecisionAttributes):
         if self._smp_layout is not None:
             self._smp_layout.follow_plan(self.param_groups, self.state)
 
-    def _plain_state_dict(self) -> dict[str, Any]:
+    def _smp_plain_state_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         return plain
 
-    def _renumbered(self, layout: Layout) -> dict[str, Any]:
+    def _smp_renumbered(self, layout: Layout) -> dict[str, Any]:
         """Return the plain state dict of this rank's parameters, under the whole optimizer's numbers."""
-        return layout.renumbered(self._plain_state_dict(), self.param_groups)
+        return layout.renumbered(self._smp_plain_state_dict(), self.param_groups)
 
-    def _localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    def _smp_localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
         """Return this rank's part of a full state dict, under the numbers of its own parameters."""
         return layout.localised(given, self.param_groups)
 
-    def _group_sizes(self) -> list[int]:
+    def _smp_group_sizes(self) -> list[int]:
         if self._smp_layout is None:
             return [len(group["params"]) for group in self.param_groups]
         return [len(numbers) for numbers in self._smp_layout.numbers]
 
-    def _check_groups(self, given: Mapping[str, Any]) -> None:
-        own = self._group_sizes()
-        found = [len(group["params"]) for group in given["param_groups"]]
-        if found != own:
-            raise ValueError(
-                f"the loaded optimizer state has parameter groups of sizes {found}, this optimizer of {own}"
-            )
-
-    def _smp_state_has_parameters_shapes(self) -> bool:
-        """Whether this optimizer's state tensors have their parameter's shape, or one element.
-
-        That holds for all of torch's and ours except those that store factors; others may store anything.
-        """
-        kind = type(self)
-        return kind.__module__.startswith(("torch.optim.", "opensmd.optim.")) and kind.__name__ != "Adafactor"
-
-    def _check_shapes(self, given: Mapping[str, Any]) -> None:
+    def _smp_shapes(self) -> list[torch.Size]:
         if self._smp_layout is None:
-            shapes = [parameter.shape for group in self.param_groups for parameter in group["params"]]
-        else:
-            shapes = self._smp_layout.shapes
-        stored = [number for group in given["param_groups"] for number in group["params"]]
-        wrong = [
-            f"{key} of parameter {number}: {tuple(tensor.shape)} in the checkpoint, {tuple(shape)} here"
-            for number, shape in zip(stored, shapes, strict=True)
-            for key, tensor in given["state"].get(number, {}).items()
-            if isinstance(tensor, torch.Tensor) and tensor.numel() != 1 and tensor.shape != shape
-        ]
-        if wrong:
-            raise ValueError(
-                f"the loaded optimizer state does not fit the parameters: {'; '.join(wrong[:5])}"
-                f"{f'; and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Nothing has been changed"
-            )
-
-
-def _require_state_dict(given: Mapping[str, Any]) -> None:
-    if "param_groups" not in given or "state" not in given:
-        raise ValueError(
-            f"this is not an optimizer state dict: it has the keys {sorted(map(str, given))[:5]}, and "
-            "lacks 'state' or 'param_groups'"
-        )
+            return [parameter.shape for group in self.param_groups for parameter in group["params"]]
+        return self._smp_layout.shapes
 
 
 class _InStep:

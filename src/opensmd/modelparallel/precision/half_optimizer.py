@@ -167,15 +167,15 @@ class HalfMethods(PrecisionAttributes):
         """Return a pending state dict's groups, with what scripts have changed in them and added since."""
         saved = [group["params"] for group in waiting["param_groups"]]
         count = max((number for numbers in saved for number in numbers), default=-1) + 1
-        for size in self._group_sizes()[len(saved) :]:  # type: ignore[attr-defined]
+        for size in self._smp_group_sizes()[len(saved) :]:  # type: ignore[attr-defined]
             saved.append(list(range(count, count + size)))
             count += size
         return [{**own, "params": numbers} for own, numbers in zip(self.param_groups, saved, strict=True)]
 
-    def _plain_state_dict(self) -> dict[str, Any]:
+    def _smp_plain_state_dict(self) -> dict[str, Any]:
         waiting = self._smp_waiting
         if waiting is None:
-            plain: dict[str, Any] = super()._plain_state_dict()  # type: ignore[misc]
+            plain: dict[str, Any] = super()._smp_plain_state_dict()  # type: ignore[misc]
             return plain
         return {**waiting, "param_groups": self._smp_groups_since(waiting)}
 
@@ -183,8 +183,8 @@ class HalfMethods(PrecisionAttributes):
         if self._smp_masters is not None:
             self._smp_masters.follow_model()
 
-    def _renumbered(self, layout: Layout) -> dict[str, Any]:
-        own: dict[str, Any] = super()._renumbered(layout)  # type: ignore[misc]
+    def _smp_renumbered(self, layout: Layout) -> dict[str, Any]:
+        own: dict[str, Any] = super()._smp_renumbered(layout)  # type: ignore[misc]
         for _, master in self._smp_masters or ():
             number = layout.local[id(master)]
             own["state"].setdefault(number, {})[MASTER] = self._smp_whole(number, master.detach())

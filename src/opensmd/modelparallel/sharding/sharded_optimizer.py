@@ -290,8 +290,8 @@ class ShardedMethods(PrecisionAttributes):
         trained = self._smp_slice_at(number)
         return trained.whole(part) if trained is not None and self._smp_gathers else part
 
-    def _localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
-        own: dict[str, Any] = super()._localised(given, layout)  # type: ignore[misc]
+    def _smp_localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
+        own: dict[str, Any] = super()._smp_localised(given, layout)  # type: ignore[misc]
         everything = [each for group in self.param_groups for each in group["params"]]
         for position, parameter in enumerate(everything):
             trained = self._smp_slice_at(layout.local[id(parameter)])
@@ -299,9 +299,9 @@ class ShardedMethods(PrecisionAttributes):
                 own["state"][position] = _cut(own["state"][position], trained)
         return own
 
-    def _renumbered(self, layout: Layout) -> dict[str, Any]:
+    def _smp_renumbered(self, layout: Layout) -> dict[str, Any]:
         """Return the state dict with whole tensors; all replicas must call."""
-        own: dict[str, Any] = super()._renumbered(layout)  # type: ignore[misc]
+        own: dict[str, Any] = super()._smp_renumbered(layout)  # type: ignore[misc]
         if self._smp_gathers:
             own["state"] = self._smp_gathered(own["state"])
         return own

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from opensmd.modelparallel.state_dicts.same_kind import require_same_kind
+from opensmd.modelparallel.state_dicts.fitting import require_same_kind
 from opensmd.optim import FusedAdam, FusedLAMB
 
 KINDS: list[Any] = [

@@ -1,0 +1,132 @@
+"""Whether a whole optimizer state dict fits the optimizer that is to load it; asked before anything changes.
+
+torch's optimizers load the state of any other, and fail in the next step for want of a key.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opensmd.modelparallel.wrapped import WrappedOptimizer
+from opensmd.optim.group_settings import group_settings
+
+__all__ = [
+    "has_parameters_shapes",
+    "require_optimizer_state",
+    "require_same_groups",
+    "require_same_kind",
+    "require_same_shapes",
+]
+
+_MODULES = ("torch.optim.", "opensmd.optim.")
+# Adam and its siblings have the same settings as Adamax, and keep something else.
+_SECOND_MOMENTS = ("exp_avg_sq", "exp_inf")
+
+
+def require_optimizer_state(given: Mapping[str, Any]) -> None:
+    """Refuse what is no optimizer's state dict.
+
+    Raises:
+        ValueError: it has no groups or no state.
+    """
+    if "param_groups" not in given or "state" not in given:
+        raise ValueError(
+            f"this is not an optimizer state dict: it has the keys {sorted(map(str, given))[:5]}, and "
+            "lacks 'state' or 'param_groups'"
+        )
+
+
+def require_same_groups(sizes: Sequence[int], given: Mapping[str, Any]) -> None:
+    """Refuse a state dict whose groups have other sizes than the optimizer's.
+
+    Raises:
+        ValueError: they have.
+    """
+    found = [len(group["params"]) for group in given["param_groups"]]
+    if found != sizes:
+        raise ValueError(
+            f"the loaded optimizer state has parameter groups of sizes {found}, this optimizer of {sizes}"
+        )
+
+
+def require_same_kind(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> None:
+    """Refuse a state dict with which the next step would fail; of other libraries' optimizers nobody knows.
+
+    Raises:
+        ValueError: its groups lack settings, or its state what such an optimizer keeps.
+    """
+    kind = _kind(optimizer)
+    if kind is None:
+        return
+    lacking = _lacking_settings(optimizer, kind, given["param_groups"])
+    if "betas" in optimizer.defaults:
+        own, other = _SECOND_MOMENTS if kind.__name__ != "Adamax" else reversed(_SECOND_MOMENTS)
+        if any(
+            other in each and own not in each for each in given["state"].values() if isinstance(each, Mapping)
+        ):
+            lacking.append(own)
+    if lacking:
+        raise ValueError(
+            f"the loaded optimizer state is of another kind of optimizer than {kind.__name__}, which needs "
+            f"{', '.join(lacking)}; its settings are {', '.join(_settings(given))}. Nothing has been changed"
+        )
+
+
+def has_parameters_shapes(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's state tensors have their parameter's shape, or one element.
+
+    That holds for all of torch's and ours except those that store factors; others may store anything.
+    """
+    kind = type(optimizer)
+    return kind.__module__.startswith(_MODULES) and kind.__name__ != "Adafactor"
+
+
+def require_same_shapes(shapes: Sequence[torch.Size], given: Mapping[str, Any]) -> None:
+    """Refuse a state dict whose tensors have other shapes than the parameters.
+
+    Args:
+        shapes: those of all parameters, in the whole optimizer's order.
+
+    Raises:
+        ValueError: they have; the message names the first five.
+    """
+    stored = [number for group in given["param_groups"] for number in group["params"]]
+    wrong = [
+        f"{key} of parameter {number}: {tuple(tensor.shape)} in the checkpoint, {tuple(shape)} here"
+        for number, shape in zip(stored, shapes, strict=True)
+        for key, tensor in given["state"].get(number, {}).items()
+        if isinstance(tensor, torch.Tensor) and tensor.numel() != 1 and tensor.shape != shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"the loaded optimizer state does not fit the parameters: {'; '.join(wrong[:5])}"
+            f"{f'; and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Nothing has been changed"
+        )
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
+    """Which of torch's optimizers or ours this is, or extends; the bare class for others."""
+    for base in type(optimizer).__mro__:
+        is_own = issubclass(base, torch.optim.Optimizer) and not issubclass(base, WrappedOptimizer)
+        if is_own and base.__module__.startswith(_MODULES):
+            return base
+    return None
+
+
+def _lacking_settings(
+    optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]
+) -> list[str]:
+    """What is in none of the groups, even where newer versions of torch complete those of older ones."""
+    needed = [name for name in inspect.signature(kind).parameters if name in optimizer.defaults]
+    completed = kind.__new__(kind)
+    settings = [{**group_settings(each), "params": []} for each in groups]
+    completed.__setstate__({"defaults": dict(optimizer.defaults), "state": {}, "param_groups": settings})
+    return [name for name in needed if any(name not in group for group in completed.param_groups)]
+
+
+def _settings(given: Mapping[str, Any]) -> list[str]:
+    return sorted({name for group in given["param_groups"] for name in group_settings(group)})
