@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from opensmd.collectives.gradients.buckets import require_bucket_size
@@ -276,28 +277,9 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         return results
 
     def _run_step(self, call: StepCall) -> list[Any]:
-        if self._backwards is not None or is_tracing():
-            raise SMPError("a smp.step function was called inside another one; call them one after the other")
-        if self._is_half_placed:
-            raise SMPError(
-                "an earlier step failed while the model's parts got their places, so that what was to follow "
-                "is missing, such as the average over replicas: begin again with smp.shutdown, smp.init and "
-                "a new model"
-            )
-        if self.gathered:
-            raise SMPError(
-                "model.cpu() has put the whole model on every rank; it cannot run in steps any more, only as "
-                "plain PyTorch through model.get_module()"
-            )
+        self._require_ready()
         function, pipeline = call.function, smp_state.groups[CommGroup.PP_GROUP]
-        args, kwargs, seed = call.args, call.kwargs, 0
-        if pipeline.size() > 1:
-            with Explained(function, "while the ranks agreed on its arguments", pipeline):
-                if self._engine is None:
-                    (args, kwargs), seed = first_inputs(function, args, kwargs, pipeline)
-                else:
-                    (args, kwargs), seed = self._engine.agreed_inputs(function, args, kwargs)
-                    self._compare_with_plan(self._engine)
+        args, kwargs, seed = self._agreed_inputs(call, pipeline)
         seed = begin_alike(args, kwargs, seed)
         calls = call.split(args, kwargs)
         first = not self.partitioned
@@ -319,6 +301,35 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         if first and smp_state.offloading is not None:
             smp_state.offloading.warn_if_idle()
         return results
+
+    def _require_ready(self) -> None:
+        if self._backwards is not None or is_tracing():
+            raise SMPError("a smp.step function was called inside another one; call them one after the other")
+        if self._is_half_placed:
+            raise SMPError(
+                "an earlier step failed while the model's parts got their places, so that what was to follow "
+                "is missing, such as the average over replicas: begin again with smp.shutdown, smp.init and "
+                "a new model"
+            )
+        if self.gathered:
+            raise SMPError(
+                "model.cpu() has put the whole model on every rank; it cannot run in steps any more, only as "
+                "plain PyTorch through model.get_module()"
+            )
+
+    def _agreed_inputs(
+        self, call: StepCall, pipeline: dist.ProcessGroup
+    ) -> tuple[tuple[Any, ...], dict[str, Any], int]:
+        """Return the arguments and the seed with which all ranks of the pipeline begin the step."""
+        if pipeline.size() == 1:
+            return call.args, call.kwargs, 0
+        with Explained(call.function, "while the ranks agreed on its arguments", pipeline):
+            if self._engine is None:
+                (args, kwargs), seed = first_inputs(call.function, call.args, call.kwargs, pipeline)
+            else:
+                (args, kwargs), seed = self._engine.agreed_inputs(call.function, call.args, call.kwargs)
+                self._compare_with_plan(self._engine)
+        return args, kwargs, seed
 
     def _run_placed(self, call: StepCall, calls: list[Arguments]) -> list[Any]:
         """Run a step of a placed model."""
