@@ -116,6 +116,16 @@ def memory_stats(device: Any = None) -> Counter[str]:
     return Counter({f"{kind}_bytes.all.{when}": size for kind in kinds for when, size in now.items()})
 
 
+def host_memory_stats() -> Counter[str]:
+    """Return only zeros: no memory is pinned."""
+    return Counter()
+
+
+def get_allocator_backend() -> str:
+    """Return the name of torch's own allocator, the default."""
+    return "native"
+
+
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Available and total memory of the machine in bytes."""
     memory = psutil.virtual_memory()
@@ -199,6 +209,7 @@ class Stream:
     """``torch.cuda.Stream``: everything runs in call order."""
 
     device = torch.device("cpu")
+    cuda_stream = 0
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self.priority = priority
@@ -315,6 +326,7 @@ CALLS: dict[str, Any] = {
     "check_error": nothing,
     "cudart": Runtime,
     "synchronize": nothing,
+    "_sleep": nothing,
     "empty_cache": nothing,
     "ipc_collect": nothing,
     "memory_allocated": memory_allocated,
@@ -326,6 +338,10 @@ CALLS: dict[str, Any] = {
     "memory_stats": memory_stats,
     "memory_summary": memory_summary,
     "mem_get_info": mem_get_info,
+    "get_allocator_backend": get_allocator_backend,
+    "host_memory_stats": host_memory_stats,
+    "reset_accumulated_host_memory_stats": nothing,
+    "reset_peak_host_memory_stats": nothing,
     "memory_snapshot": memory_snapshot,
     "reset_accumulated_memory_stats": nothing,
     "reset_peak_memory_stats": nothing,

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.spawn
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ from torch.utils._device import DeviceContext
 
 import opensmd.legacy
 from opensmd.launch.mapped_cuda.batch_norm import normalize_together
-from opensmd.launch.mapped_cuda.cpu_device import on_cpu, translated, without_cuda
+from opensmd.launch.mapped_cuda.cpu_device import device_index, on_cpu, translated, without_cuda
 from opensmd.launch.mapped_cuda.cuda_calls import (
     CALLS,
     current_accelerator_stream,
@@ -322,8 +323,19 @@ def _without_device_ids(wrapper: type[torch.nn.Module]) -> Callable[..., None]:
         self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *rest: Any, **kw: Any
     ) -> None:
         original(self, module, None, None, *rest, **kw)
+        if device_ids:
+            index = partial(device_index, current=CALLS["current_device"](), count=sys.maxsize)
+            self.device_ids = GivenDevices(map(index, device_ids))
+            self.output_device = index(device_ids[0] if output_device is None else output_device)
 
     return init
+
+
+class GivenDevices(list[int]):
+    """The ``device_ids`` that a script has given and may read; false, so that torch moves no inputs there."""
+
+    def __bool__(self) -> bool:
+        return False
 
 
 def _with_smddp(

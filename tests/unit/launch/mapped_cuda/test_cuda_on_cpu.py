@@ -304,7 +304,11 @@ def test_streams_events_and_memory_answer() -> None:
     figures = torch.cuda.memory_stats()
     assert 0 < figures["allocated_bytes.all.current"] <= figures["reserved_bytes.all.peak"]
     assert figures["num_ooms"] == 0
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] == 0
+    assert torch.cuda.get_allocator_backend() == "native"
     torch.cuda.reset_accumulated_memory_stats()
+    torch.cuda._sleep(1_000_000)
+    assert torch.cuda.current_stream().cuda_stream == 0
     assert torch._C._cuda_getCurrentRawStream(0) == 0
     assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
@@ -354,7 +358,7 @@ def test_generators_of_cuda_are_generators_of_the_cpu() -> None:
 
 @pytest.mark.newest
 @pytest.mark.usefixtures("mapped")
-def test_torch_does_not_take_nccl_for_built_in_because_scripts_find_it() -> None:
+def test_scripts_find_nccl_and_devices_of_ddp_and_torch_does_not() -> None:
     assert dist.is_nccl_available()
     assert torch.cuda.nccl.version() < (2, 0)
     dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
@@ -366,6 +370,12 @@ def test_torch_does_not_take_nccl_for_built_in_because_scripts_find_it() -> None
         group = dist.new_group(backend="nccl", pg_options=options)
         assert not isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupNCCL)
         assert dist.get_backend(group) == "smddp"
+        inner = nn.Linear(2, 3)
+        for given in ([1], ["cuda:1"]):
+            model = nn.parallel.DistributedDataParallel(inner, device_ids=given)
+            assert model.device_ids == [1] and model.output_device == 1
+            assert torch.equal(model(torch.ones(1, 2)), inner(torch.ones(1, 2)))
+        assert nn.parallel.DistributedDataParallel(inner).device_ids is None
     finally:
         distributed_c10d._abort_process_group()
 
