@@ -35,8 +35,9 @@ def run_apart(namespaces: str, line: str, folder: Path) -> subprocess.CompletedP
         ("-m", "umount -l /proc; {smdrun} -n 2 hello.py", "/proc is missing here"),
         (
             "-m",
-            "for f in /tmp /var/tmp /usr/tmp; do [ ! -d $f ] || mount -t tmpfs -o ro none $f; done; "
-            "cd /proc; {smdrun} -n 1 -m json.tool",
+            # what is there can still be read, perhaps this checkout
+            "for f in /tmp /var/tmp /usr/tmp; do [ ! -d $f ] || mount --rbind -o ro $f $f; done; "
+            "unset TMPDIR TEMP TMP; cd /proc; {smdrun} -n 1 -m json.tool",
             "cannot make a temporary folder: No usable temporary directory found",
         ),
         (
