@@ -50,9 +50,9 @@ def unit_times(model: nn.Module, step: Callable[[], Tensor], units: int, *, roun
     ]
 
 
-def _watched(model: nn.Module, step: Callable[[], Tensor]) -> StepClock:
+def _watched(model: nn.Module, step: Callable[[], Tensor]) -> StepClock[float]:
     # Returning frees the graph. Within the next step, that would count as work of its last unit.
-    clock = StepClock(torch.device("cpu"))
+    clock = StepClock(Stopwatch())
     with clock.follow(followed(model)):
         loss = step()
         clock.run_backward(torch.autograd.backward, [loss], {})
@@ -68,7 +68,7 @@ def _plain(step: Callable[[], Tensor]) -> UnitTimes:
     return UnitTimes(between - start, watch.now() - between)
 
 
-def _cost_of_watching(clocks: Sequence[StepClock], plain: Sequence[UnitTimes]) -> Watching:
+def _cost_of_watching(clocks: Sequence[StepClock[float]], plain: Sequence[UnitTimes]) -> Watching:
     calls = sum(clocks[0].calls_of.values())
     nodes = sum(clocks[0].nodes_of.values())
     forward = statistics.median(

@@ -26,6 +26,7 @@ from opensmd.modelparallel.dry_run.observed_trace import trace_of
 from opensmd.modelparallel.dry_run.observing.observer import Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors
 from opensmd.modelparallel.dry_run.timing.clock import Clock
+from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.trace import ModelTrace
 from opensmd.modelparallel.precision._torch_internals import scales_made_for_real
@@ -155,7 +156,7 @@ def _observe_fake(
     module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str]
 ) -> Observer:
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
-    observer = Observer(Clock(torch.device("cpu")), tree.owners)
+    observer = Observer(Clock(Stopwatch()), tree.owners)
     written = WrittenTensors(module, call)
     try:
         with (
@@ -188,7 +189,7 @@ def _quiet() -> Iterator[None]:
 def _observe_real(
     module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str]
 ) -> Observer:
-    observer = Observer(Clock(torch.device("cpu")), tree.owners)
+    observer = Observer(Clock(Stopwatch()), tree.owners)
     written = WrittenTensors(module, call)
     try:
         with (

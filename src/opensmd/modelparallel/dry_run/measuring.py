@@ -17,8 +17,10 @@ from opensmd.modelparallel.dry_run.dry import dry
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree
 from opensmd.modelparallel.dry_run.observing.observer import Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors
-from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
-from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, losses_in, watching_seconds
+from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds, Watch
+from opensmd.modelparallel.dry_run.timing.gpu_stopwatch import GpuStopwatch
+from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, Watching, losses_in, watching_seconds
+from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.cpu.sizes import size_of
@@ -66,7 +68,7 @@ class Measuring:
         clocks = self._run(FEWEST + 1, backward=backward)[1:]
         more = int(LEAST_SECONDS / max(clocks[-1].all_seconds, LEAST_SECONDS / MOST)) - FEWEST
         clocks += self._run(max(0, more), backward=backward)
-        usual = _usual(clocks)
+        usual = self._usual(clocks)
         if usual.backward is not None:
             return usual
         tried = self._trials()
@@ -87,7 +89,7 @@ class Measuring:
             # The script may need gradients, and a mere estimate must not stop it.
             logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
             return None
-        forward = _usual(clocks).forward
+        forward = self._usual(clocks).forward
         estimates = self.observer.forward_seconds
         missed = [unit for unit in doubtful if outweighs(forward.get(unit, 0.0), estimates[unit])]
         return UnitSeconds(forward, None) if missed else None
@@ -110,15 +112,30 @@ class Measuring:
         parameters = sum(map(size_of, self.tree.parameters.values()))
         return self.observer.trials.seconds(parameters + sum(self.observer.activation_bytes.values()))
 
-    def _run(self, rounds: int, *, backward: bool) -> list[StepClock]:
-        clocks = [StepClock(self.device) for _ in range(rounds)]
+    def _usual(self, clocks: Sequence[StepClock[Any]]) -> UnitSeconds:
+        """Return typical times of several runs, without the cost of watching, which no GPU has."""
+        watching = Watching(0.0, 0.0) if self._on_gpu else watching_seconds()
+        runs = [clock.taken(watching) for clock in clocks]
+        forward = _medians([run.forward for run in runs])
+        backwards = [run.backward for run in runs if run.backward is not None]
+        if len(backwards) < len(runs):
+            return UnitSeconds(forward, None)
+        return UnitSeconds(forward, _medians(backwards), with_sums=True)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def _run(self, rounds: int, *, backward: bool) -> list[StepClock[Any]]:
+        watch: Watch[Any] = GpuStopwatch(self.device) if self._on_gpu else Stopwatch()
+        clocks = [StepClock(watch) for _ in range(rounds)]
         written: WrittenTensors | None = WrittenTensors(self.module, self.call)
         for clock in clocks:
             self._run_once(clock, written, backward=backward)
             written = written if written is not None and written.found else None  # looking takes time
         return clocks
 
-    def _run_once(self, clock: StepClock, written: WrittenTensors | None, *, backward: bool) -> None:
+    def _run_once(self, clock: StepClock[Any], written: WrittenTensors | None, *, backward: bool) -> None:
         """Run the step; returning frees its graph, so that the next run needs no memory beside it."""
         instead = clock.backward_of(self.module) if backward else None
         with (
@@ -132,7 +149,7 @@ class Measuring:
             if losses and not clock.went_backward:  # as its caller would in a script
                 torch.autograd.backward(losses)
 
-    def _result(self, clock: StepClock) -> Any:
+    def _result(self, clock: StepClock[Any]) -> Any:
         """Return the step's result; None if it fails after a backward because it finds no gradients."""
         try:
             return self.call()
@@ -141,17 +158,6 @@ class Measuring:
                 raise
             logger.debug("a timed run ended after a backward (%r)", error)
             return None
-
-
-def _usual(clocks: Sequence[StepClock]) -> UnitSeconds:
-    """Return typical times of several runs, without the cost of watching."""
-    watching = watching_seconds()
-    runs = [clock.taken(watching) for clock in clocks]
-    forward = _medians([run.forward for run in runs])
-    backwards = [run.backward for run in runs if run.backward is not None]
-    if len(backwards) < len(runs):
-        return UnitSeconds(forward, None)
-    return UnitSeconds(forward, _medians(backwards), with_sums=True)
 
 
 def _medians(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:

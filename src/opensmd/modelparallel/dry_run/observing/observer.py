@@ -51,10 +51,10 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         operations: their number, by innermost module.
     """
 
-    def __init__(self, position: Clock, owners: dict[int, list[str]]) -> None:
+    def __init__(self, position: Clock[float], owners: dict[int, list[str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.position = position
-        self.unseen = UnseenWork(lambda: position.current, position.now)
+        self.unseen = UnseenWork(lambda: position.current, position.watch.now)
         self.flow = flow = DataFlow(position.stack, owners)
         self.forward_seconds: dict[int, float] = defaultdict(float)
         self.flops: dict[int, float] = defaultdict(float)
@@ -79,7 +79,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         kwargs = kwargs or {}
         if self._packing:
             return func(*args, **kwargs)
-        since = self.position.now()
+        since = self.position.watch.now()
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         out = func(*args, **kwargs)
@@ -140,7 +140,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return seeing_what_is_saved(self._pack)
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        unit, since = self.position.current, self.position.now()
+        unit, since = self.position.current, self.position.watch.now()
         if unit >= 0 and not self.flow.is_parameter(tensor):
             self.late.save(tensor)
             if self._kept.add(tensor):

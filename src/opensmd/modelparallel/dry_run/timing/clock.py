@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import nn
 
 from opensmd.modelparallel._torch_internals import in_transform, takes_hooks
-from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 from opensmd.modelparallel.planning.plan import is_inside
 from opensmd.modelparallel.redirection._torch_internals import replaced_calls
 
-__all__ = ["Clock", "Position", "UnitSeconds"]
+__all__ = ["Clock", "Moment", "Position", "UnitSeconds", "Watch"]
 
 
 class UnitSeconds(NamedTuple):
@@ -28,6 +26,21 @@ class UnitSeconds(NamedTuple):
     forward: Mapping[int, float]
     backward: Mapping[int, float] | None
     with_sums: bool = False
+
+
+Moment = TypeVar("Moment")
+
+
+class Watch(Protocol[Moment]):
+    """Tells moments, and what has passed between them."""
+
+    def now(self) -> Moment:
+        """Return the moment."""
+        ...
+
+    def seconds(self, since: Moment, until: Moment) -> float:
+        """Return the seconds from one moment to another."""
+        ...
 
 
 class Position:
@@ -114,35 +127,36 @@ class Position:
                 handle.remove()
 
 
-class Clock(Position):
-    """Measures the forward seconds of each unit in a real run."""
+class Clock(Position, Generic[Moment]):
+    """Measures the forward seconds of each unit in a real run.
 
-    def __init__(self, device: torch.device) -> None:
+    Attributes:
+        watch: measures them.
+    """
+
+    def __init__(self, watch: Watch[Moment]) -> None:
         super().__init__()
-        self.device = device
-        self.seconds: dict[int, float] = defaultdict(float)
-        self._watch = Stopwatch()
-        self._since = self._watch.now()
+        self.watch = watch
+        self._stretches: list[tuple[int, Moment, Moment]] = []  # units, and from when to when they ran
+        self._since = watch.now()
 
-    def now(self) -> float:
-        """Return the seconds of this thread."""
-        return self._watch.now()
+    @property
+    def seconds(self) -> dict[int, float]:
+        """Forward seconds by unit."""
+        return self._sums(self._stretches)
 
-    def _now_of_device(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return self.now()
+    def _sums(self, stretches: Iterable[tuple[int, Moment, Moment]]) -> dict[int, float]:
+        sums: dict[int, float] = defaultdict(float)
+        for unit, since, until in stretches:
+            sums[unit] += self.watch.seconds(since, until)
+        return sums
 
     def _tick(self) -> None:
-        now = self._now_of_device()
+        now = self.watch.now()
         if self.current >= 0:
-            self.seconds[self.current] += now - self._since
+            self._stretches.append((self.current, self._since, now))
         self._since = now
 
     def enter(self, module: str) -> None:
         self._tick()
         super().enter(module)
-
-    def leave(self) -> None:
-        self._tick()
-        super().leave()

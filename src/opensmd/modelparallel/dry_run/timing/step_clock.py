@@ -2,8 +2,8 @@
 
 In forward, modules show where the run is. In backward, every node of the autograd graph belongs to the unit
 in which it was created, which its sequence number shows; a gradient accumulator belongs to the unit of the
-node before it. The time between two nodes counts for the first. Watching itself takes time, much compared to
-small operations; what of it is not left out is measured per call and per node, and subtracted.
+node before it. Only the nodes at which a unit's backward begins are watched. Watching itself takes time, much
+compared to small operations; what of it is not left out is measured per call and per node, and subtracted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel.dry_run._torch_internals import made_by, number_of_next_node
-from opensmd.modelparallel.dry_run.timing.clock import Clock, UnitSeconds
+from opensmd.modelparallel.dry_run.timing.clock import Clock, Moment, UnitSeconds, Watch
+from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 
 __all__ = ["StepClock", "Watching", "losses_in", "watching_seconds"]
 
@@ -38,22 +40,21 @@ class Watching(NamedTuple):
     node: float
 
 
-class StepClock(Clock):
+class StepClock(Clock[Moment]):
     """Follows one step forward and backward.
 
     Attributes:
-        backward: seconds by unit.
         calls_of: the number of calls started in each unit.
-        nodes_of: the number of nodes whose backward ran, by unit.
+        nodes_of: the number of watched nodes whose backward ran, by unit.
         went_backward: whether there was a backward.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.backward: dict[int, float] = defaultdict(float)
+    def __init__(self, watch: Watch[Moment]) -> None:
+        super().__init__(watch)
         self.calls_of: dict[int, int] = defaultdict(int)
         self.nodes_of: dict[int, int] = defaultdict(int)
         self.went_backward = False
+        self._backward_stretches: list[tuple[int, Moment, Moment]] = []
         self._numbers = [0]  # the first sequence number from which on ...
         self._units = [-1]  # ... this unit creates the nodes
 
@@ -66,11 +67,12 @@ class StepClock(Clock):
         super().enter(module)
         self.calls_of[self.current] += 1
         self._units[-1] = self.current
-        self._since = self._now_of_device()
+        self._since = self.watch.now()
 
-    def leave(self) -> None:
-        super().leave()
-        self._since = self._now_of_device()
+    @property
+    def backward(self) -> dict[int, float]:
+        """Backward seconds by unit."""
+        return self._sums(self._backward_stretches)
 
     @property
     def all_seconds(self) -> float:
@@ -99,7 +101,7 @@ class StepClock(Clock):
         roots = tree_leaves(args[0] if args else kwargs["tensors"])
         handles = [
             node.register_prehook(lambda _, unit=unit: self._goes_on(unit))
-            for node, unit in self._nodes(roots).items()
+            for node, unit in self._borders(roots)
         ]
         try:
             with around or contextlib.nullcontext():
@@ -108,7 +110,7 @@ class StepClock(Clock):
         finally:
             for handle in handles:
                 handle.remove()
-            self.current, self._since = position, self.now()
+            self.current, self._since = position, self.watch.now()
 
     def backward_of(self, module: nn.Module) -> Callable[..., None]:
         """Like :meth:`run_backward`, but only for the parameters of ``module``, which keep no gradients."""
@@ -127,11 +129,29 @@ class StepClock(Clock):
         return UnitSeconds(forward, _less(self.backward, self.nodes_of, watching.node), with_sums=True)
 
     def _goes_on(self, unit: int) -> None:
-        now = self._now_of_device()
+        now = self.watch.now()
         if self.current >= 0:
-            self.backward[self.current] += now - self._since
+            self._backward_stretches.append((self.current, self._since, now))
             self.nodes_of[self.current] += 1
         self.current, self._since = unit, now
+
+    def _borders(self, roots: Sequence[Tensor]) -> Iterator[tuple[torch.autograd.graph.Node, int]]:
+        """Yield the nodes with which the backward of another unit begins.
+
+        Of the nodes that are ready, torch's engine runs the one that was created last, and accumulators at
+        once.
+        """
+        unit_of = self._nodes(roots)
+        numbered = [(made_by(node), node) for node in unit_of]
+        before: int | None = None
+        for _, node in sorted(
+            ((number, node) for number, node in numbered if number is not None),
+            key=itemgetter(0),
+            reverse=True,
+        ):
+            if unit_of[node] != before:
+                yield node, unit_of[node]
+            before = unit_of[node]
 
     def _nodes(self, roots: Sequence[Tensor]) -> dict[torch.autograd.graph.Node, int]:
         found: dict[torch.autograd.graph.Node, int] = {}
@@ -185,17 +205,18 @@ def watching_seconds() -> Watching:
     chain = nn.Sequential(*[_Negation() for _ in range(_WATCHED)])
     names = {module: name for name, module in chain.named_modules()}
     value = torch.ones(_ELEMENTS, device="cpu", requires_grad=True)
+    watch = Stopwatch()
     forwards, backwards = [], []
     for _ in range(_ROUNDS):
-        clock = StepClock(torch.device("cpu"))
+        clock = StepClock(watch)
         with clock.follow(names):
             clock.run_backward(torch.autograd.backward, [chain(value), value], {})
-        start = clock.now()
+        start = watch.now()
         result = chain(value)
-        between = clock.now()
+        between = watch.now()
         torch.autograd.backward([result], [value])
         forwards.append(sum(clock.seconds.values()) - (between - start))
-        backwards.append(sum(clock.backward.values()) - (clock.now() - between))
+        backwards.append(sum(clock.backward.values()) - (watch.now() - between))
     forward, backward = statistics.median(forwards), statistics.median(backwards)
     calls, nodes = sum(clock.calls_of.values()), sum(clock.nodes_of.values())
     return Watching(max(0.0, forward) / calls, max(0.0, backward) / nodes)

@@ -35,6 +35,10 @@ class Stopwatch:
             if waited == before:
                 return moment - waited * 1e-9
 
+    def seconds(self, since: float, until: float) -> float:
+        """Return the seconds from one reading to another."""
+        return until - since
+
 
 def _waited(file: int) -> int:
     return int(os.pread(file, 64, 0).split()[1])
