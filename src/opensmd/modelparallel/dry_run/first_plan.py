@@ -148,7 +148,11 @@ def _step_settings(request: PlanRequest, late: int | None) -> _StepSettings:
         "active_microbatches": cfg.active_microbatches,
         "late_microbatches": late,
         "optimizer_bytes": optimizer_state_ratio(request.optimizer, masters=cfg.half_dtype is not None),
-        "links": links_of_job(cfg, cfg.pipeline_parallel_degree),
+        "links": links_of_job(
+            cfg,
+            cfg.pipeline_parallel_degree,
+            gpus=any(parameter.is_cuda for parameter in request.module.parameters()),
+        ),
     }
 
 

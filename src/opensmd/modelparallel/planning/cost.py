@@ -1,8 +1,7 @@
 """The cost of an operation, estimated only from shapes, so that it is the same on every run and machine.
 
-On a CPU core, each kind of operation has its own rates (:mod:`.cpu.rates`). On a GPU, an operation takes the
-longer of its arithmetic and its memory traffic, plus a fixed start. Only ratios matter for a split. If they
-do not fit a model, ``trace_execution_times`` measures instead.
+On a CPU core, each kind of operation has its own rates (:mod:`.cpu.rates`); a GPU has those of
+:mod:`.gpu_cost`. If they do not fit a model, ``trace_execution_times`` measures instead.
 """
 
 from __future__ import annotations
@@ -16,43 +15,29 @@ from torch.utils.flop_counter import flop_registry
 
 from opensmd.modelparallel.planning.cpu.cost import operation_seconds
 from opensmd.modelparallel.planning.cpu.rates import ACCUMULATION
-from opensmd.modelparallel.planning.cpu.sizes import size_of
 from opensmd.modelparallel.planning.cpu.views import view_seconds
+from opensmd.modelparallel.planning.gpu_cost import gpu_accumulation_seconds, gpu_operation_seconds
 
 __all__ = [
     "CPU",
-    "CUDA",
     "Machine",
     "OperationCost",
     "accumulation_seconds",
     "cost_of",
-    "machine_for",
     "optimizer_state_ratio",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A device's rates: floating-point operations and bytes per second, and seconds to start an operation."""
+    """A device's rates: bytes per second, and seconds to start an operation."""
 
-    flops: float
     bytes: float
     start: float
 
-    def seconds(self, flops: float, size: float, operations: float = 1.0) -> float:
-        """Return the time of ``operations`` operations that need ``flops`` and move ``size`` bytes."""
-        return max(flops / self.flops, size / self.bytes) + operations * self.start
 
-
-# one AVX-512 core, fp32: large matrix products, and memory beyond the caches; for sums over a whole model
-CPU = Machine(flops=100e9, bytes=10e9, start=4e-6)
-# roughly current data-centre GPUs with TF32 or bf16 products
-CUDA = Machine(flops=200e12, bytes=2e12, start=5e-6)
-
-
-def machine_for(device: torch.device) -> Machine:
-    """Return the rates used for a device."""
-    return CUDA if device.type == "cuda" else CPU
+# one core, beyond the caches; for sums over a whole model
+CPU = Machine(bytes=10e9, start=4e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +66,14 @@ def cost_of(
         return _cost_of_view(func, tensors, results, needs_gradient=needs_gradient)
     packet = func.overloadpacket
     flops = _flops(packet, args, kwargs, out)
-    machine = machine_for(results[0].device)
-    if machine is CPU:
+    if results[0].is_cuda:
+        forward, backward = gpu_operation_seconds(
+            packet, tensors, results, flops=flops, needs_gradient=needs_gradient
+        )
+    else:
         forward, backward = operation_seconds(
             packet, args, kwargs, tensors, results[0], flops=flops, needs_gradient=needs_gradient
         )
-        return OperationCost(flops=flops, forward_seconds=forward, backward_seconds=backward)
-    moved = float(sum(map(size_of, tensors)) + sum(map(size_of, results)))
-    if packet in (torch.ops.aten.embedding, torch.ops.aten.index_select):
-        moved = 2.0 * sum(map(size_of, results))
-    forward = machine.seconds(flops, moved)
-    if not needs_gradient:
-        return OperationCost(flops=flops, forward_seconds=forward)
-    if flops:
-        wanting = sum(tensor.requires_grad and tensor.dim() > 1 for tensor in tensors)
-        backward = max(1, wanting) * forward
-    elif packet is torch.ops.aten.embedding:
-        # a dense gradient: the whole table is zeroed before the rows are added
-        backward = machine.seconds(0.0, size_of(tensors[0]) + 2 * moved, 2)
-    else:
-        backward = machine.seconds(0.0, 1.5 * moved, 1.5)
     return OperationCost(flops=flops, forward_seconds=forward, backward_seconds=backward)
 
 
@@ -112,7 +85,7 @@ def _cost_of_view(
     needs_gradient: bool,
 ) -> OperationCost:
     moves_nothing = func.overloadpacket in _FREE and func.overloadpacket is not torch.ops.aten._unsafe_view
-    if moves_nothing or not tensors or machine_for(results[0].device) is not CPU:
+    if moves_nothing or not tensors or results[0].is_cuda:
         return OperationCost()
     forward, backward = view_seconds(func.overloadpacket, tensors[0], results, needs_gradient)
     return OperationCost(forward_seconds=forward, backward_seconds=backward)
@@ -126,11 +99,10 @@ def accumulation_seconds(size: int, device: torch.device, *, begun: bool = False
         device: where that happens.
         begun: leave out the cost of starting.
     """
-    machine = machine_for(device)
-    if machine is CPU:
-        rate, start = ACCUMULATION
-        return 3.0 * size / rate + (0.0 if begun else start)
-    return machine.seconds(0.0, 3.0 * size)
+    if device.type == "cuda":
+        return gpu_accumulation_seconds(size)
+    rate, start = ACCUMULATION
+    return 3.0 * size / rate + (0.0 if begun else start)
 
 
 def optimizer_state_ratio(optimizer: torch.optim.Optimizer | None, *, masters: bool = False) -> float:

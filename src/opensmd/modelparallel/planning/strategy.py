@@ -34,7 +34,7 @@ from opensmd.modelparallel.planning.schedules.v import zero_bubble_v
 from opensmd.modelparallel.planning.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from opensmd.modelparallel.planning.simulate import MOST_MICROBATCHES
 from opensmd.modelparallel.planning.trace import ModelTrace
-from opensmd.modelparallel.planning.units import ON_ONE_HOST, Links
+from opensmd.modelparallel.planning.units import Links
 
 __all__ = ["Choices", "Strategy", "strategies"]
 
@@ -311,8 +311,9 @@ class _Predictions:
     def _seconds_after(self, load: StageLoad) -> float:
         """Return how long a stage takes for the reduction of its gradients and the optimizer."""
         replicas, optimizer_bytes = self._way.replicas, self._choices.optimizer_bytes
-        here = 2 * (replicas - 1) / replicas / ON_ONE_HOST.rate
-        averaging = max(here, self._choices.links(self._way.partitions).averaging)
+        links = self._choices.links(self._way.partitions)
+        here = 2 * (replicas - 1) / replicas / links.on_one_host.rate
+        averaging = max(here, links.averaging)
         gradients = self._gradient_bytes(load)
         return gradients * averaging + gradients * (3 + 2 * optimizer_bytes) / CPU.bytes
 

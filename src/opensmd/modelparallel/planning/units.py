@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from opensmd.modelparallel.planning.balance import Sequence1D, Split, split_evenly
@@ -16,6 +16,7 @@ from opensmd.modelparallel.planning.plan import ancestors
 from opensmd.modelparallel.planning.trace import ModelTrace
 
 __all__ = [
+    "BETWEEN_GPUS",
     "ON_ONE_HOST",
     "OPERATION_SECONDS",
     "Link",
@@ -68,6 +69,9 @@ class Link:
 # Between two processes on one host: a message's fixed cost, and its copy.
 ON_ONE_HOST = Link(message=60e-6, rate=4e9)
 
+# Between two GPUs of one host, as their makers state it for those with links of their own.
+BETWEEN_GPUS = Link(message=100e-6, rate=100e9)
+
 
 @dataclass(frozen=True)
 class Links:
@@ -78,11 +82,13 @@ class Links:
         apart: pairs of stages on different hosts, the lower one first.
         averaging: seconds on a host's link per byte of a stage's gradients that replicas average, while the
             other stages do the same.
+        on_one_host: the link between ranks of one host.
     """
 
     between_hosts: Link = ON_ONE_HOST
     apart: frozenset[tuple[int, int]] = frozenset()
     averaging: float = 0.0
+    on_one_host: Link = ON_ONE_HOST
 
     def cross(self, one: int, other: int) -> bool:
         """Whether these stages are on different hosts."""
@@ -90,7 +96,7 @@ class Links:
 
     def between(self, one: int, other: int) -> Link:
         """Return the link between these stages."""
-        return self.between_hosts if self.cross(one, other) else ON_ONE_HOST
+        return self.between_hosts if self.cross(one, other) else self.on_one_host
 
 
 @dataclass(frozen=True)
@@ -210,8 +216,8 @@ class UnitSequence:
         seconds = [unit.forward_seconds + unit.backward_seconds for unit in trace.units]
         training = trace.training_bytes(weights.optimizer_bytes)
         activations = [unit.activation_bytes for unit in trace.units]
-        scale = self._weight_of_cuts(sum(seconds), stages)
-        cuts = {link: [second * scale for second in self.cut_seconds(link)] for link in set(links)}
+        cuts = {link: self.cut_seconds(link) for link in set(links)}
+        scale = self._weight_of_cuts(cuts.values(), sum(seconds), stages)
         if not any(seconds):  # nothing ran, so only sizes are known
             seconds = training
         needed = sum(training) + sum(activations) * sum(weights.in_flight) / stages
@@ -234,7 +240,7 @@ class UnitSequence:
                 even=even,
                 staged=staged,
                 weights=weights.in_flight,
-                cuts=[[second * time_share for second in cuts[link]] for link in links],
+                cuts=[[second * scale * time_share for second in cuts[link]] for link in links],
                 fixed=self.fixed,
                 preload=preload,
             )
@@ -258,9 +264,9 @@ class UnitSequence:
         sums = list(itertools.accumulate(cost))
         return [total + glue for total, glue in zip(sums, self._glue_seconds(), strict=False)]
 
-    def _weight_of_cuts(self, work: float, stages: int) -> float:
+    def _weight_of_cuts(self, cuts: Iterable[Sequence[float]], work: float, stages: int) -> float:
         """Return the weight of cut seconds against ``work`` seconds; less if there is hardly any work."""
-        cheapest = min(self.cut_seconds()[1 : self.count], default=0.0)
+        cheapest = min((seconds for each in cuts for seconds in each[1 : self.count]), default=0.0)
         if cheapest <= DEAR_CUT * work / stages:
             return 1.0
         return CUT_OF_ITEM * work / self.count / cheapest

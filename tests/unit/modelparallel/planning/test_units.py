@@ -8,6 +8,7 @@ import pytest
 
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, Reuse, Unit
 from opensmd.modelparallel.planning.units import (
+    BETWEEN_GPUS,
     ON_ONE_HOST,
     OPERATION_SECONDS,
     Link,
@@ -133,3 +134,5 @@ def test_tensors_cross_between_hosts_at_the_speed_of_the_link_there() -> None:
     links = Links(slow, frozenset({(0, 2), (1, 2)}))
     assert [links.between(*pair) for pair in ((0, 1), (2, 1), (0, 2))] == [ON_ONE_HOST, slow, slow]
     assert not links.cross(1, 0) and links.cross(2, 0)
+    between_gpus = replace(links, on_one_host=BETWEEN_GPUS)
+    assert [between_gpus.between(0, other) for other in (1, 2)] == [BETWEEN_GPUS, slow]
