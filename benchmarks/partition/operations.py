@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.partition.kept_memory import with_kept_memory
 from benchmarks.partition.operation_cases import CASES, Case
-from opensmd.modelparallel.planning.cost import cost_of
+from opensmd.modelparallel.planning.costs.cost import cost_of
 
 FORWARDS = 8  # before the first backward
 

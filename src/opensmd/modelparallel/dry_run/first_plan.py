@@ -18,7 +18,7 @@ from opensmd.modelparallel.dry_run.module_tree import describe
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
 from opensmd.modelparallel.dry_run.timing.stage_links import links_of_job
 from opensmd.modelparallel.manual_partition import fixed_places
-from opensmd.modelparallel.planning.cost import optimizer_state_ratio
+from opensmd.modelparallel.planning.costs.cost import optimizer_state_ratio
 from opensmd.modelparallel.planning.partition import manual_partition, partition
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.planning.predict import StepShape

@@ -17,13 +17,13 @@ from opensmd.modelparallel.dry_run.dry import dry
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree
 from opensmd.modelparallel.dry_run.observing.observer import Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors
-from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds, Watch
+from opensmd.modelparallel.dry_run.timing.clock import Timepiece, UnitSeconds
 from opensmd.modelparallel.dry_run.timing.gpu_stopwatch import GpuStopwatch
 from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, Watching, losses_in, watching_seconds
 from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.planning.cpu.sizes import size_of
+from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 
 __all__ = ["Measuring"]
 
@@ -127,7 +127,7 @@ class Measuring:
         return self.device.type == "cuda"
 
     def _run(self, rounds: int, *, backward: bool) -> list[StepClock[Any]]:
-        watch: Watch[Any] = GpuStopwatch(self.device) if self._on_gpu else Stopwatch()
+        watch: Timepiece[Any] = GpuStopwatch(self.device) if self._on_gpu else Stopwatch()
         clocks = [StepClock(watch) for _ in range(rounds)]
         written: WrittenTensors | None = WrittenTensors(self.module, self.call)
         for clock in clocks:

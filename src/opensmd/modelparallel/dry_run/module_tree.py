@@ -9,7 +9,7 @@ from torch import nn
 
 from opensmd.modelparallel._torch_internals import is_returned_by_compile
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
-from opensmd.modelparallel.planning.cpu.sizes import size_of
+from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 from opensmd.modelparallel.planning.plan import ancestors
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, ModuleInfo, Unit
 from opensmd.modelparallel.runtime.tensors.storages import overlapping

@@ -9,8 +9,8 @@ from opensmd.modelparallel.dry_run.module_tree import ModuleTree
 from opensmd.modelparallel.dry_run.observing.observer import Observer
 from opensmd.modelparallel.dry_run.timing.clock import UnitSeconds
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
-from opensmd.modelparallel.planning.cost import accumulation_seconds
-from opensmd.modelparallel.planning.cpu.sizes import size_of
+from opensmd.modelparallel.planning.costs.cost import accumulation_seconds
+from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 from opensmd.modelparallel.planning.trace import Edge, ModelTrace, Reuse, Unit
 
 __all__ = ["trace_of"]

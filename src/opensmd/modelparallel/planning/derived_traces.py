@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from opensmd.modelparallel.planning.cost import CPU
+from opensmd.modelparallel.planning.costs.cost import CPU
 from opensmd.modelparallel.planning.plan import ancestors, is_inside
 from opensmd.modelparallel.planning.trace import ModelTrace, Unit
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from opensmd.modelparallel.planning.cost import CPU
+from opensmd.modelparallel.planning.costs.cost import CPU
 from opensmd.modelparallel.planning.derived_traces import (
     activation_bytes,
     layers_of,

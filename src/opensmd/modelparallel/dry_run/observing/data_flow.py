@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from opensmd.modelparallel._torch_internals import is_of_transform
 from opensmd.modelparallel.dry_run.observing.escaped_tensors import Made
 from opensmd.modelparallel.dry_run.observing.weight_terms import WeightTerms
-from opensmd.modelparallel.planning.cpu.sizes import size_of
+from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 from opensmd.modelparallel.runtime.tensors.storages import StorageReference, StorageSet
 
 __all__ = ["DataFlow"]

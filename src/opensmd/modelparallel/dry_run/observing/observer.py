@@ -26,7 +26,7 @@ from opensmd.modelparallel.dry_run.timing.clock import Clock
 from opensmd.modelparallel.dry_run.timing.operation_trials import OperationTrials
 from opensmd.modelparallel.dry_run.timing.step_clock import losses_in
 from opensmd.modelparallel.dry_run.timing.unseen_work import UnseenWork
-from opensmd.modelparallel.planning.cost import cost_of
+from opensmd.modelparallel.planning.costs.cost import cost_of
 from opensmd.modelparallel.runtime.tensors.storages import StorageSet
 
 __all__ = ["Observer"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cost import accumulation_seconds
+from opensmd.modelparallel.planning.costs.cost import accumulation_seconds
 from opensmd.modelparallel.runtime.tensors.storages import StorageSet
 
 __all__ = ["LateGradients"]

@@ -13,7 +13,7 @@ from opensmd.modelparallel._torch_internals import in_transform, takes_hooks
 from opensmd.modelparallel.planning.plan import is_inside
 from opensmd.modelparallel.redirection._torch_internals import replaced_calls
 
-__all__ = ["Clock", "Moment", "Position", "UnitSeconds", "Watch"]
+__all__ = ["Clock", "Moment", "Position", "UnitSeconds", "Timepiece"]
 
 
 class UnitSeconds(NamedTuple):
@@ -31,7 +31,7 @@ class UnitSeconds(NamedTuple):
 Moment = TypeVar("Moment")
 
 
-class Watch(Protocol[Moment]):
+class Timepiece(Protocol[Moment]):
     """Tells moments, and what has passed between them."""
 
     def now(self) -> Moment:
@@ -134,7 +134,7 @@ class Clock(Position, Generic[Moment]):
         watch: measures them.
     """
 
-    def __init__(self, watch: Watch[Moment]) -> None:
+    def __init__(self, watch: Timepiece[Moment]) -> None:
         super().__init__()
         self.watch = watch
         self._stretches: list[tuple[int, Moment, Moment]] = []  # units, and from when to when they ran

@@ -28,7 +28,7 @@ from opensmd.modelparallel.dry_run.timing.trial import (
     TriedOperation,
     tensors_in,
 )
-from opensmd.modelparallel.planning.cost import OperationCost
+from opensmd.modelparallel.planning.costs.cost import OperationCost
 
 __all__ = ["OperationTrials"]
 

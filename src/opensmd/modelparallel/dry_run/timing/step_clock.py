@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel.dry_run._torch_internals import made_by, number_of_next_node
-from opensmd.modelparallel.dry_run.timing.clock import Clock, Moment, UnitSeconds, Watch
+from opensmd.modelparallel.dry_run.timing.clock import Clock, Moment, Timepiece, UnitSeconds
 from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 
 __all__ = ["StepClock", "Watching", "losses_in", "watching_seconds"]
@@ -49,7 +49,7 @@ class StepClock(Clock[Moment]):
         went_backward: whether there was a backward.
     """
 
-    def __init__(self, watch: Watch[Moment]) -> None:
+    def __init__(self, watch: Timepiece[Moment]) -> None:
         super().__init__(watch)
         self.calls_of: dict[int, int] = defaultdict(int)
         self.nodes_of: dict[int, int] = defaultdict(int)

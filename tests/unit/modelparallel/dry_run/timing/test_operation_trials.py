@@ -14,7 +14,7 @@ from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.dry_run.timing import operation_trials
 from opensmd.modelparallel.dry_run.timing.operation_trials import COUNTED, OperationTrials
 from opensmd.modelparallel.dry_run.timing.trial import BackwardTimer, Trial, Tried
-from opensmd.modelparallel.planning.cost import OperationCost, cost_of
+from opensmd.modelparallel.planning.costs.cost import OperationCost, cost_of
 
 aten = torch.ops.aten
 

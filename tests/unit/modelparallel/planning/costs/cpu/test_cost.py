@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cost import cost_of
-from opensmd.modelparallel.planning.cpu.rates import MEMORY, PRODUCTS, RATES, VIEW
+from opensmd.modelparallel.planning.costs.cost import cost_of
+from opensmd.modelparallel.planning.costs.cpu.rates import MEMORY, PRODUCTS, RATES, VIEW
 
 aten = torch.ops.aten
 

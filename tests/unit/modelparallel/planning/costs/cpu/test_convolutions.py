@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cost import OperationCost, cost_of
+from opensmd.modelparallel.planning.costs.cost import OperationCost, cost_of
 
 
 def convolution(

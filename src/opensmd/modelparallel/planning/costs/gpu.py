@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opensmd.modelparallel.planning.cpu.sizes import size_of
+from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 
 __all__ = ["gpu_accumulation_seconds", "gpu_operation_seconds"]
 

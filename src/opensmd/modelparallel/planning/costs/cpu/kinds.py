@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cpu.sizes import size_of
+from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 
 __all__ = ["Counted", "counted"]
 

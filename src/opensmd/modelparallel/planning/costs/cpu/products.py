@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cpu.rates import PRODUCTS
+from opensmd.modelparallel.planning.costs.cpu.rates import PRODUCTS
 
 __all__ = ["attention_seconds", "product_seconds"]
 

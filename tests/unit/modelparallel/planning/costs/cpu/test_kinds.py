@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from opensmd.modelparallel.planning.cpu.kinds import Counted, counted
+from opensmd.modelparallel.planning.costs.cpu.kinds import Counted, counted
 
 
 class Counting(TorchDispatchMode):

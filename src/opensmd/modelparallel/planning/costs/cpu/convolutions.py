@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cpu.rates import CONVOLUTIONS as RATES
-from opensmd.modelparallel.planning.cpu.rates import MEMORY
+from opensmd.modelparallel.planning.costs.cpu.rates import CONVOLUTIONS as RATES
+from opensmd.modelparallel.planning.costs.cpu.rates import MEMORY
 
 __all__ = ["convolution_seconds"]
 

@@ -1,7 +1,7 @@
 """The cost of an operation, estimated only from shapes, so that it is the same on every run and machine.
 
 On a CPU core, each kind of operation has its own rates (:mod:`.cpu.rates`); a GPU has those of
-:mod:`.gpu_cost`. If they do not fit a model, ``trace_execution_times`` measures instead.
+:mod:`.gpu`. If they do not fit a model, ``trace_execution_times`` measures instead.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from opensmd.modelparallel.planning.cpu.cost import operation_seconds
-from opensmd.modelparallel.planning.cpu.rates import ACCUMULATION
-from opensmd.modelparallel.planning.cpu.views import view_seconds
-from opensmd.modelparallel.planning.gpu_cost import gpu_accumulation_seconds, gpu_operation_seconds
+from opensmd.modelparallel.planning.costs.cpu.cost import operation_seconds
+from opensmd.modelparallel.planning.costs.cpu.rates import ACCUMULATION
+from opensmd.modelparallel.planning.costs.cpu.views import view_seconds
+from opensmd.modelparallel.planning.costs.gpu import gpu_accumulation_seconds, gpu_operation_seconds
 
 __all__ = [
     "CPU",

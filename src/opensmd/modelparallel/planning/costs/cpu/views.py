@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES, VIEW
-from opensmd.modelparallel.planning.cpu.sizes import size_of
+from opensmd.modelparallel.planning.costs.cpu.rates import MEMORY, RATES, VIEW
+from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 
 __all__ = ["view_seconds"]
 

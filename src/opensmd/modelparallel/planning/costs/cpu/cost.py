@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opensmd.modelparallel.planning.cpu.convolutions import convolution_seconds
-from opensmd.modelparallel.planning.cpu.kinds import Counted, counted
-from opensmd.modelparallel.planning.cpu.products import attention_seconds, product_seconds
-from opensmd.modelparallel.planning.cpu.rates import MEMORY, RATES, VIEW
-from opensmd.modelparallel.planning.cpu.sizes import size_of
+from opensmd.modelparallel.planning.costs.cpu.convolutions import convolution_seconds
+from opensmd.modelparallel.planning.costs.cpu.kinds import Counted, counted
+from opensmd.modelparallel.planning.costs.cpu.products import attention_seconds, product_seconds
+from opensmd.modelparallel.planning.costs.cpu.rates import MEMORY, RATES, VIEW
+from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 
 __all__ = ["operation_seconds"]
 

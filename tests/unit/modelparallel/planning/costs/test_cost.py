@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opensmd.modelparallel.planning import gpu_cost
-from opensmd.modelparallel.planning.cost import OperationCost, accumulation_seconds, cost_of
+from opensmd.modelparallel.planning.costs import gpu
+from opensmd.modelparallel.planning.costs.cost import OperationCost, accumulation_seconds, cost_of
 
 aten = torch.ops.aten
 
@@ -31,14 +31,14 @@ def test_a_gpu_has_one_rate_for_memory_whatever_the_kind() -> None:
         relu = cost_of(aten.relu.default, (data,), {}, data, needs_gradient=False)
         tanh = cost_of(aten.tanh.default, (data,), {}, data, needs_gradient=False)
     assert relu == tanh
-    assert relu.forward_seconds == pytest.approx(2 * 4 * data.numel() / gpu_cost.MEMORY)
+    assert relu.forward_seconds == pytest.approx(2 * 4 * data.numel() / gpu.MEMORY)
 
 
 def test_small_operations_on_a_gpu_take_the_time_to_start_them() -> None:
     with FakeTensorMode():
         data = torch.ones(8, device="cuda")
         relu = cost_of(aten.relu.default, (data,), {}, data, needs_gradient=False)
-    assert relu.forward_seconds == gpu_cost.START
+    assert relu.forward_seconds == gpu.START
 
 
 def test_products_on_a_gpu_depend_on_the_precision() -> None:
@@ -48,8 +48,8 @@ def test_products_on_a_gpu_depend_on_the_precision() -> None:
             return cost_of(aten.mm.default, (data, data), {}, data, needs_gradient=False).forward_seconds
 
     flops = 2 * 4096**3
-    assert product(torch.bfloat16) == pytest.approx(flops / gpu_cost.PRODUCTS)
-    assert product(torch.float32) == pytest.approx(flops / gpu_cost.FULL_PRODUCTS)
+    assert product(torch.bfloat16) == pytest.approx(flops / gpu.PRODUCTS)
+    assert product(torch.float32) == pytest.approx(flops / gpu.FULL_PRODUCTS)
     torch.set_float32_matmul_precision("high")
     try:
         assert product(torch.float32) == product(torch.bfloat16) < product(torch.float64)
