@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +23,19 @@ def model_and_step(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:
             its step, or the model and inputs, or just the model.
 
     Raises:
-        ValueError: it cannot be imported, or returns something else.
+        ValueError: it cannot be imported, takes arguments, or returns something else.
     """
+    made = _factory(target)()
+    if isinstance(made, nn.Module):
+        return made, None
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise ValueError(
+            f"{target} returned {type(made).__name__}; expected a model, (model, call) or (model, inputs)"
+        )
+    return made[0], _step(target, *made)
+
+
+def _factory(target: str) -> Callable[[], Any]:
     module_name, colon, attribute = target.partition(":")
     if not colon or not attribute:
         raise ValueError(f"{target!r} is not of the form module:factory")
@@ -33,22 +45,26 @@ def model_and_step(target: str) -> tuple[nn.Module, Callable[[], Any] | None]:
         factory = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{target!r}: {error}") from error
-    made = factory()
-    if isinstance(made, nn.Module):
-        return made, None
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+    if not callable(factory) or isinstance(factory, nn.Module):
         raise ValueError(
-            f"{target} returned {type(made).__name__}; expected a model, (model, call) or (model, inputs)"
+            f"{target!r} is of type {type(factory).__name__}; expected a function that returns the model"
         )
-    model, second = made
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise ValueError(f"{target!r}: {error}; it is called without arguments") from error
+    return factory  # type: ignore[no-any-return]
+
+
+def _step(target: str, model: nn.Module, second: Any) -> Callable[[], Any]:
     if isinstance(second, dict):
-        return model, lambda: model(**second)
+        return lambda: model(**second)
     if isinstance(second, tuple | list):
-        return model, lambda: model(*second)
+        return lambda: model(*second)
     if isinstance(second, torch.Tensor):
-        return model, lambda: model(second)
+        return lambda: model(second)
     if callable(second):
-        return model, second
+        return second  # type: ignore[no-any-return]
     raise ValueError(
         f"{target} returned a model and {type(second).__name__}; expected a function, inputs or a tensor"
     )
