@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from torch._C._distributed_c10d import FakeProcessGroup
 
 from opensmd.collectives import _torch_internals
 from opensmd.collectives.making import torch_backends
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
@@ -56,12 +56,17 @@ def calls(served: Any, device: str) -> dict[str, Callable[[], Any]]:
 
 
 @contextlib.contextmanager
-def fake_backends() -> Iterator[list[Any]]:
-    """torch's fake backend in NCCL's place; those that were made."""
+def fake_backends(meeting: float = PATIENCE) -> Iterator[list[Any]]:
+    """torch's fake backend in NCCL's place; those that were made.
+
+    Args:
+        meeting: how long a rank with a backend waits for the others before the first collective.
+    """
     made: list[Any] = []
     original = torch_backends.nccl
 
     def stand_in(place: Any, exchange: Any) -> Any:
+        exchange._timeout = meeting
         made.append(FakeProcessGroup._create_internal(place.rank, place.size))
         return made[-1]
 
@@ -93,8 +98,8 @@ def run_dispatch() -> tuple[list[str], int]:
 
 def run_first_collective_alone() -> str:
     """Rank 0 begins a collective that nobody else calls; messages before it need no meeting."""
-    with fake_backends():
-        group = dist.new_group(timeout=timedelta(seconds=3))
+    with fake_backends(meeting=0.1):
+        group = dist.new_group()
         served, rank = _torch_internals.cpu_backend(group), dist.get_rank()
         (served.send if rank else served.recv)([torch.zeros(2, device="meta")], 1 - rank, 0).wait()
         found = ""
@@ -170,7 +175,7 @@ def test_without_cuda_every_such_call_says_what_is_missing(pool: Pool) -> None:
 
 def test_a_first_collective_on_the_device_names_the_ranks_that_do_not_come(pool: Pool) -> None:
     found, _ = pool(2).run(run_first_collective_alone)
-    assert "rank 1 did not join within 3 s (the first collective of CUDA tensors; this is rank 0)" in found
+    assert "rank 1 did not join within 0.1 s (the first collective of CUDA tensors; this is rank 0)" in found
 
 
 def test_a_call_with_tensors_of_several_devices_is_refused(pool: Pool) -> None:
