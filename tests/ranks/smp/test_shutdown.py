@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
+import signal
 import weakref
 from collections.abc import Callable
 
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
 from tests.support.microbatch_threads import wait_until_microbatch_threads_end
+from tests.support.patience import PATIENCE
 from tests.support.ranks import RankPool
 
 
@@ -52,6 +56,33 @@ def test_a_model_its_dry_run_and_its_threads_are_gone_after_shutdown(
     pool: Callable[[int], RankPool], measured: bool
 ) -> None:
     pool(2).run(nothing_is_left, measured)
+
+
+def ended_in_a_fork() -> int:
+    """How a forked child ends, after which its parent goes on."""
+    smp.shutdown()
+    at_exit: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atexit, "register", lambda function, *args: at_exit.append((function, args)))
+        trained_in_parts(measured=False)
+    assert at_exit
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(PATIENCE / 4))  # ends a child that waits
+        try:
+            for function, args in at_exit:
+                function(*args)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert smp.allgather(smp.rank(), smp.WORLD) == [0, 1]
+    smp.shutdown()
+    return status
+
+
+def test_a_forked_child_ends_and_leaves_its_parents_groups_alone(pool: Callable[[int], RankPool]) -> None:
+    assert pool(2).run(ended_in_a_fork, backend=None) == [0, 0]
 
 
 def fails_at_first() -> list[bool]:
