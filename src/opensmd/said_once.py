@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import warnings
 
+from opensmd.script_level import script_level
+
 __all__ = ["warn_once"]
 
 
@@ -15,4 +17,4 @@ def warn_once(message: str, category: type[Warning] = UserWarning) -> None:
     Warns:
         category: the message.
     """
-    warnings.warn(message, category, stacklevel=4)
+    warnings.warn(message, category, stacklevel=script_level())

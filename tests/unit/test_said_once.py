@@ -14,4 +14,4 @@ def test_a_text_is_said_once_and_another_is_too() -> None:
         for text in ("this is said once", "this is said once", "so is this"):
             warn_once(text, RuntimeWarning)
     assert [str(warning.message) for warning in said] == ["this is said once", "so is this"]
-    assert {warning.category for warning in said} == {RuntimeWarning}
+    assert {(warning.category, warning.filename) for warning in said} == {(RuntimeWarning, __file__)}

@@ -17,6 +17,7 @@ from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.runtime.calls.checkpointed import checkpointed
 from opensmd.modelparallel.runtime.calls.interception import current_run
 from opensmd.modelparallel.state import state
+from opensmd.script_level import script_level
 
 __all__ = ["checkpoint", "checkpoint_layers", "checkpoint_sequential", "set_activation_checkpointing"]
 
@@ -104,7 +105,7 @@ def set_activation_checkpointing(
         warnings.warn(
             "smp.set_activation_checkpointing: strategy and pack_args_as_tuple are for a torch.nn.Sequential "
             f"without a forward of its own; this {type(module).__name__} is checkpointed whole",
-            stacklevel=2,
+            stacklevel=script_level(),
         )
     _checkpoint_whole(module, preserve_rng_state)
 

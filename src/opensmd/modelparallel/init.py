@@ -28,6 +28,7 @@ from opensmd.modelparallel.settings.config import Config
 from opensmd.modelparallel.settings.elastic import Elastic
 from opensmd.modelparallel.settings.sources import load_config
 from opensmd.modelparallel.state import state
+from opensmd.script_level import script_level
 
 __all__ = ["init", "shutdown"]
 
@@ -131,7 +132,7 @@ def _begin_elastic(cfg: Config, elastic: Elastic) -> bool:
         warnings.warn(
             "the setting elastic has no effect: replicas come and go in jobs that smdrun has started with "
             "--elastic-replicas",
-            stacklevel=3,
+            stacklevel=script_level(),
         )
         return False
     if dist.is_initialized():

@@ -13,6 +13,7 @@ from torch import nn
 
 from opensmd.modelparallel.compatibility.created_modules import CreationMark
 from opensmd.modelparallel.state import state
+from opensmd.script_level import script_level
 
 __all__ = ["fixed_places", "partition", "set_partition"]
 
@@ -76,7 +77,7 @@ def fixed_places(module: nn.Module) -> dict[str, int]:
             warnings.warn(
                 "smp.partition contexts are ignored because auto_partition is True; set it to False, with a "
                 "default_partition, to place modules by hand",
-                stacklevel=2,
+                stacklevel=script_level(),
             )
         return assigned
     places: dict[str, int] = {}

@@ -12,6 +12,7 @@ from opensmd.modelparallel.delayed.delayed_parameter import DelayedParameter
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.whereabouts import Whereabouts
+from opensmd.script_level import script_level
 
 __all__ = [
     "refuse_elastic",
@@ -104,5 +105,5 @@ def warn_of_untraced(*, split: bool, by_hand: bool) -> None:
     why = "auto_partition is False" if split else "there is one partition"
     warnings.warn(
         f"trace_execution_times and trace_memory_usage are ignored: {why}, so there is nothing to trace",
-        stacklevel=7,  # the call of the step function
+        stacklevel=script_level(),
     )

@@ -56,6 +56,7 @@ from opensmd.modelparallel.state_dicts.optimizer_entries import (
 from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import fitting_state
 from opensmd.modelparallel.tensor_parallel.whole_parameters import require_slices_suffice
 from opensmd.modelparallel.wrapped import WrappedModel
+from opensmd.script_level import script_level
 
 __all__ = ["DistributedOptimizer"]
 
@@ -87,7 +88,7 @@ class _Methods(PrecisionAttributes):
             "torch's GradScaler sees the gradients of this rank alone: if they overflow on one partition, "
             "only that one skips the step, and the partitions get out of step. Use smp.amp.GradScaler, which "
             "takes the same arguments",
-            stacklevel=4,
+            stacklevel=script_level(),
         )
 
     @property
@@ -238,7 +239,7 @@ class _Methods(PrecisionAttributes):
             f"(max_grad_norm={limit}), by the norm of this rank's gradients alone, not by that of the "
             "whole model. Give it max_grad_norm=None (or 0, whichever it knows) and call "
             f"optimizer.clip_master_grads({limit}) before optimizer.step()",
-            stacklevel=2,
+            stacklevel=script_level(),
         )
 
     def _smp_follow_device(self) -> None:

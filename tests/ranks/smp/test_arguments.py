@@ -176,11 +176,34 @@ def test_wrong_arguments_are_refused_with_one_clear_error(pool: Pools) -> None:
     pool(2).run(refused)
 
 
+def lines_named_by_warnings() -> None:
+    """Of the backward in the step function, and of the step's call with another batch."""
+    with started(partitions=2):
+        model = smp.DistributedModel(net())
+
+        @smp.step
+        def train_step(x: Tensor) -> None:
+            model(x).square().mean().backward()
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train_step(rows(0))
+            train_step(rows(smp.rank()))
+    text, source = [str(warning.message) for warning in caught], Path(__file__).read_text().splitlines()
+    lines = [source[warning.lineno - 1].strip() for warning in caught if warning.filename == __file__]
+    both = ["model(x).square().mean().backward()", "train_step(rows(smp.rank()))"]
+    assert lines == both[dist.get_rank() :], text
+
+
 def untraced() -> None:
     with started(partitions=2, auto_partition=False, default_partition=0):
         model = smp.DistributedModel(net(), trace_memory_usage=True)
         with pytest.warns(UserWarning, match="trace_memory_usage are ignored: auto_partition is False"):
             smp.step(lambda x: model(x).sum())(rows(0))
+
+
+def test_warnings_in_a_step_name_the_scripts_line(pool: Pools) -> None:
+    pool(2).run(lines_named_by_warnings)
 
 
 def test_tracing_without_a_partitioner_is_said_to_be_ignored(pool: Pools) -> None:

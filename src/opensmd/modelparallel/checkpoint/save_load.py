@@ -31,6 +31,7 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.merge import merge_trees
+from opensmd.script_level import script_level
 
 __all__ = ["load", "load_whole", "read_parts", "save", "save_part"]
 
@@ -80,7 +81,7 @@ def save(
             f"smp.save: pickle_protocol={pickle_protocol} is not used: files that smp.load and torch.load "
             f"take without trust have protocol {PROTOCOL}. Give weights_only=False to smp.save and smp.load "
             "to keep it",
-            stacklevel=2,
+            stacklevel=script_level(),
         )
         pickle_protocol = PROTOCOL
     options = {

@@ -28,6 +28,7 @@ from opensmd.modelparallel.planning.units import Links
 from opensmd.modelparallel.ranks.first_rank import from_first_rank
 from opensmd.modelparallel.runtime.calls.inner_hooks import may_carry
 from opensmd.modelparallel.settings.config import Config
+from opensmd.script_level import script_level
 
 __all__ = ["FirstPlan", "PlanRequest", "agree_on_plan"]
 
@@ -195,7 +196,7 @@ def _what_hooks_carry(request: PlanRequest) -> ModelTrace | None:
             f"failed: {type(error).__name__}: {error}. The step runs without it, and tensors that such hooks "
             "carry into the loss or a result are refused: let the modules return them, or keep them in "
             "attributes of the modules",
-            stacklevel=2,
+            stacklevel=script_level(),
         )
         return None
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.offloading.file_store import FileStore
 from opensmd.modelparallel.offloading.pinned_store import PinnedStore
+from opensmd.script_level import script_level
 
 __all__ = ["Offloading"]
 
@@ -106,7 +107,7 @@ class Offloading:
                 "offload_activations=True has had no effect in the first step: only inputs of activation "
                 "checkpoints are offloaded, and none ran on this rank. Call "
                 "smp.set_activation_checkpointing on the model's layers",
-                stacklevel=2,
+                stacklevel=script_level(),
             )
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ import torch
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision.owners import from_owners
 from opensmd.modelparallel.state import state
+from opensmd.script_level import script_level
 
 __all__ = [
     "DYNAMIC_ARGUMENTS",
@@ -134,7 +135,7 @@ class LossScale:
                 f"gradients overflow at the smallest loss scale, {self.min_scale:g}, so steps are skipped "
                 "and nothing is learned: the loss itself is infinite or NaN, or values of the model "
                 "exceed 65504, the largest of fp16",
-                stacklevel=2,
+                stacklevel=script_level(),
             )
         self.loss_scale = max(self.loss_scale / self.scale_factor, self.min_scale)
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from opensmd.environment.sagemaker import json_object
 from opensmd.modelparallel.settings.config import Config
+from opensmd.script_level import script_level
 
 __all__ = ["load_config", "parse_pairs"]
 
@@ -115,7 +116,9 @@ def _without_foreign(values: Mapping[str, Any]) -> dict[str, Any]:
     for names, why in ((_UNDOCUMENTED, "undocumented"), (_OF_TENSORFLOW, "for TensorFlow alone")):
         for name in sorted(names.keys() & set(values)):
             if str(kept.pop(name)).lower() not in (str(names[name]).lower(), "none"):
-                warnings.warn(f"modelparallel parameter {name!r} is {why} and ignored", stacklevel=4)
+                warnings.warn(
+                    f"modelparallel parameter {name!r} is {why} and ignored", stacklevel=script_level()
+                )
     return kept
 
 
@@ -136,7 +139,8 @@ def _warn_of_idle(config: Config, values: Mapping[str, Any]) -> None:
     for name in sorted(idle.keys() & set(values)):
         if getattr(config, name) != Config.model_fields[name].default:
             warnings.warn(
-                f"modelparallel parameter {name}={values[name]!r} has no effect {idle[name]}", stacklevel=4
+                f"modelparallel parameter {name}={values[name]!r} has no effect {idle[name]}",
+                stacklevel=script_level(),
             )
 
 

@@ -7,6 +7,7 @@ import warnings
 import torch
 
 from opensmd.modelparallel.state import state
+from opensmd.script_level import script_level
 
 __all__ = ["require_slices_suffice"]
 
@@ -37,5 +38,5 @@ def require_slices_suffice(optimizer: torch.optim.Optimizer) -> None:
             f"smp.DistributedOptimizer: {name} looks at matrices as a whole, but tensor-parallel ranks have "
             "only slices of those of distributed modules, and each trains its own: not as in one process. "
             "For the same results use an optimizer that treats each element by itself, such as AdamW",
-            stacklevel=3,
+            stacklevel=script_level(),
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from opensmd.script_level import script_level
+
 __all__ = ["SumWarning"]
 
 
@@ -28,7 +30,7 @@ class SumWarning:
                 f"loss.backward() in a smp.step function adds up the gradients of the {microbatches} "
                 "microbatches, where model.backward(loss) makes their mean, as of the whole batch. Call "
                 "model.backward(loss)",
-                stacklevel=5,
+                stacklevel=script_level(),
             )
         # Even if it was not due: with one microbatch the sum is the mean, and later steps mean the same.
         self._is_due = False

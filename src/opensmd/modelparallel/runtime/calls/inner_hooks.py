@@ -21,6 +21,7 @@ from opensmd.modelparallel.planning.plan import Plan, ancestors
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
+from opensmd.script_level import script_level
 
 __all__ = ["InnerHooks", "may_carry"]
 
@@ -93,7 +94,7 @@ class InnerHooks:
                     f"module {name!r} got a forward hook, which runs only where module {around!r} lives: "
                     "tensors that it carries out are missing on the other ranks. Hooks that do so must be "
                     "registered before the first step, and run in it",
-                    stacklevel=9,  # the call of the step function
+                    stacklevel=script_level(),
                 )
                 return
 

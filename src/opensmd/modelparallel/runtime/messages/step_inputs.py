@@ -25,6 +25,7 @@ from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.pieces import is_one_piece, pieces_of
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
+from opensmd.script_level import script_level
 
 __all__ = ["StepInputs", "agreed_inputs", "fingerprint"]
 
@@ -81,7 +82,7 @@ def agreed_inputs(
             "the ranks of a pipeline called the step with different data of the same shapes; the data of the "
             "first rank is used. Give all ranks of smp.get_mp_group() the same batches (a sampler over "
             "smp.dp_rank(), not smp.rank())",
-            stacklevel=6,  # the call of the step function
+            stacklevel=script_level(),
         )
     return StepInputs(_first_rank_arguments(args, kwargs, group, device), seed)
 
@@ -251,7 +252,7 @@ def _warn_of_other_forms(mine: dict[str, list[torch.Size]], first: dict[str, lis
                     f"of shape {tuple(wanted)} on the first rank of the pipeline, whose data is used. Give "
                     "all ranks of smp.get_mp_group() the same batches, or empty tensors to those after the "
                     "first",
-                    stacklevel=8,  # the call of the step function
+                    stacklevel=script_level(),
                 )
                 return
 
