@@ -8,6 +8,7 @@ divided but never left, and nothing is pinned if an OpenMP affinity variable is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,7 +28,11 @@ __all__ = [
 
 _OPENMP_AFFINITY = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's own, by version 2 of control groups
+_GROUP = Path("/sys/fs/cgroup")  # a container's own
+_QUOTAS = (
+    ["cpu.max"],
+    ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"],
+)  # in versions 2 and 1 of control groups
 
 CROWD = 8  # ranks per core; more are hardly intended
 
@@ -62,13 +67,13 @@ def cores_at_once(cores: Cores, quota: float | None) -> int:
     return max(1, len(cores) if quota is None else min(len(cores), int(quota)))
 
 
-def cpu_quota(path: Path = _QUOTA) -> float | None:
+def cpu_quota(group: Path = _GROUP) -> float | None:
     """Return how many cpus' worth of time this control group may use; None without a limit."""
-    try:
-        quota, period = path.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
+    for files in _QUOTAS:
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (word for file in files for word in (group / file).read_text().split())
+            return None if quota in ("max", "-1") else int(quota) / int(period)
+    return None
 
 
 def threads_per_rank(cores: int, local_size: int) -> int:

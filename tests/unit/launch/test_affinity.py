@@ -68,9 +68,19 @@ def test_the_kernels_topology_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cpus"), [("max 100000", None), ("150000 100000", 1.5), ("nonsense", None), (None, None)]
+    ("files", "cpus"),
+    [
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "nonsense"}, None),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
+        ({"cpu/cpu.cfs_quota_us": "250000\n"}, None),
+        ({}, None),
+    ],
 )
-def test_a_containers_quota_is_read(text: str | None, cpus: float | None, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "cpu.max").write_text(text)
-    assert cpu_quota(tmp_path / "cpu.max") == cpus
+def test_a_containers_quota_is_read(files: dict[str, str], cpus: float | None, tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert cpu_quota(tmp_path) == cpus
