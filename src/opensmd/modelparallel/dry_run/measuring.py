@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -65,9 +66,10 @@ class Measuring:
         would call the script's hooks, whose effects cannot be undone, none runs.
         """
         backward = not has_backward_hooks(self.module)
-        clocks = self._run(FEWEST + 1, backward=backward)[1:]
+        runs = self._runs(backward=backward)
+        clocks = list(islice(runs, FEWEST + 1))[1:]
         more = int(LEAST_SECONDS / max(clocks[-1].all_seconds, LEAST_SECONDS / MOST)) - FEWEST
-        clocks += self._run(max(0, more), backward=backward)
+        clocks += islice(runs, max(0, more))
         usual = self._usual(clocks)
         if usual.backward is not None:
             return usual
@@ -84,7 +86,7 @@ class Measuring:
             return None
         try:
             with torch.no_grad():
-                clocks = self._run(FORWARDS, backward=False)
+                clocks = list(islice(self._runs(backward=False), FORWARDS))
         except Exception as error:
             # The script may need gradients, and a mere estimate must not stop it.
             logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
@@ -126,14 +128,15 @@ class Measuring:
     def _on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def _run(self, rounds: int, *, backward: bool) -> list[StepClock[Any]]:
+    def _runs(self, *, backward: bool) -> Iterator[StepClock[Any]]:
+        """Run the step for each clock that is asked for."""
         watch: Timepiece[Any] = GpuStopwatch(self.device) if self._on_gpu else Stopwatch()
-        clocks = [StepClock(watch) for _ in range(rounds)]
         written: WrittenTensors | None = WrittenTensors(self.module, self.call)
-        for clock in clocks:
+        while True:
+            clock = StepClock(watch)
             self._run_once(clock, written, backward=backward)
             written = written if written is not None and written.found else None  # looking takes time
-        return clocks
+            yield clock
 
     def _run_once(self, clock: StepClock[Any], written: WrittenTensors | None, *, backward: bool) -> None:
         """Run the step; returning frees its graph, so that the next run needs no memory beside it."""
