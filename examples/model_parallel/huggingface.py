@@ -45,7 +45,6 @@ def main() -> None:
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
-        loss_type="ForCausalLM",  # the default, which transformers would warn of
     )
     model = smp.DistributedModel(GPT2LMHeadModel(config))
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
