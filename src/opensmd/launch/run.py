@@ -160,7 +160,7 @@ def _explained(
 
 
 def _run_agents(
-    options: Options, logs: RankLogs, others: OtherHosts | None, console: Console
+    options: Options, logs: RankLogs, others: OtherHosts, console: Console
 ) -> Mapping[int, ProcessFailure]:
     """Run all ranks to their end; return the failures that have ended the job."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
