@@ -113,9 +113,9 @@ def _send_tensors(group: dist.ProcessGroup, *, receives: bool) -> None:
         for name, parameter in model.get_module().named_parameters():
             if model.is_local(name):
                 own = dict(training_state(parameter, optimizers)) if first else {}
-                come = unite(own, group=group)
+                received = unite(own, group=group)
                 if receives:
-                    keep_training_state(parameter, come, optimizers)
+                    keep_training_state(parameter, received, optimizers)
 
 
 def _take(first: Mapping[str, Any], objects: Mapping[str, Any], position: LoopPosition) -> None:

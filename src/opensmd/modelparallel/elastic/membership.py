@@ -104,9 +104,9 @@ def decide(
         return Decision((), (), done, requests, tuple(before))
     loops = {arrival.loop for arrival in all_there}
     at_one_border = len(loops) == 1 and None not in loops
-    come = [replica for replica, loop in waiting.items() if at_one_border and loop in loops]
-    come = [replica for replica in come if replica not in ended and replica not in before]
-    joining = [*sorted(joined), *sorted(come)]
+    arrived = [replica for replica, loop in waiting.items() if at_one_border and loop in loops]
+    arrived = [replica for replica in arrived if replica not in ended and replica not in before]
+    joining = [*sorted(joined), *sorted(arrived)]
     return Decision(
         (*members, *joining),
         tuple(joining),

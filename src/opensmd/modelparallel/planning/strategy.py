@@ -126,10 +126,10 @@ def strategies(trace: ModelTrace, choices: Choices) -> list[Strategy]:
     Raises:
         ValueError: no allowed combination works for so many ranks and samples.
     """
-    found = [each for way in _ways(choices) for each in _Predictions(trace, choices, way).of_tables()]
+    found = [strategy for way in _ways(choices) for strategy in _Predictions(trace, choices, way).of_tables()]
     by_time = _in_order(found, choices)
     orders = list(_of_searches(trace, choices, by_time))
-    found = [each for each in (*by_time, *orders) if _allowed(choices.pipelines, each.pipeline)]
+    found = [strategy for strategy in (*by_time, *orders) if _allowed(choices.pipelines, strategy.pipeline)]
     if not found:
         raise ValueError(
             f"no strategy is left: partitions must divide the {choices.ranks} ranks, replicas times "
@@ -142,10 +142,12 @@ def strategies(trace: ModelTrace, choices: Choices) -> list[Strategy]:
 def _in_order(found: Iterable[Strategy], choices: Choices) -> list[Strategy]:
     """Return those that fit the memory, by time; if none does, all by memory."""
     found = list(found)
-    fitting = [each for each in found if each.rank_bytes <= choices.memory_bytes]
+    fitting = [strategy for strategy in found if strategy.rank_bytes <= choices.memory_bytes]
     if fitting:
-        return sorted(fitting, key=lambda each: (each.seconds, each.rank_bytes, each.partitions))
-    return sorted(found, key=lambda each: (each.rank_bytes, each.seconds))
+        return sorted(
+            fitting, key=lambda strategy: (strategy.seconds, strategy.rank_bytes, strategy.partitions)
+        )
+    return sorted(found, key=lambda strategy: (strategy.rank_bytes, strategy.seconds))
 
 
 class _Way(NamedTuple):
@@ -207,10 +209,10 @@ def _of_searches(trace: ModelTrace, choices: Choices, by_time: Sequence[Strategy
     if not _allowed(choices.pipelines, "searched"):
         return
     quickest: dict[_Way, float] = {}
-    for each in by_time:
-        if each.partitions > 1 and each.pipeline == "interleaved":
-            way = _Way(each.partitions, each.replicas, each.microbatches, each.checkpointing)
-            quickest.setdefault(way, each.seconds)
+    for strategy in by_time:
+        if strategy.partitions > 1 and strategy.pipeline == "interleaved":
+            way = _Way(strategy.partitions, strategy.replicas, strategy.microbatches, strategy.checkpointing)
+            quickest.setdefault(way, strategy.seconds)
     for way, seconds in itertools.islice(quickest.items(), SEARCHES):
         found = _Predictions(trace, choices, way).of_a_search()
         if choices.pipelines is not None or found.seconds < (1 - WORTH_A_SEARCH) * seconds:

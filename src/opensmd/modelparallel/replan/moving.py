@@ -94,9 +94,9 @@ def _move_tensors(module: nn.Module, before: Plan, after: Plan, group: dist.Proc
             if source == target:
                 continue
             own = dict(_of_parameter(parameter, optimizers)) if me == source else {}
-            come = unite(own, group=group)
+            received = unite(own, group=group)
             if me == target:
-                _keep(parameter, come, optimizers)
+                _keep(parameter, received, optimizers)
         _move_buffers(module, before, after, group)
 
 
@@ -121,23 +121,23 @@ def training_state(
 
 def _keep(
     parameter: nn.Parameter,
-    come: Mapping[tuple[int, Any], Any],
+    received: Mapping[tuple[int, Any], Any],
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> None:
     parameter.__class__ = nn.Parameter
-    parameter.data = laid_out_as(parameter, come[-1, _DATA])
-    keep_training_state(parameter, come, optimizers)
+    parameter.data = laid_out_as(parameter, received[-1, _DATA])
+    keep_training_state(parameter, received, optimizers)
 
 
 def keep_training_state(
     parameter: nn.Parameter,
-    come: Mapping[tuple[int, Any], Any],
+    received: Mapping[tuple[int, Any], Any],
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> None:
     """Give a parameter what :func:`training_state` described on another rank."""
-    if (-1, _GRADIENT) in come:
-        parameter.grad = laid_out_as(parameter, come[-1, _GRADIENT])
-    for (number, key), value in come.items():
+    if (-1, _GRADIENT) in received:
+        parameter.grad = laid_out_as(parameter, received[-1, _GRADIENT])
+    for (number, key), value in received.items():
         if number >= 0:
             is_like = isinstance(value, Tensor) and not is_composite(value) and value.shape == parameter.shape
             optimizers[number].state[parameter][key] = laid_out_as(parameter, value) if is_like else value
@@ -152,9 +152,9 @@ def _move_buffers(module: nn.Module, before: Plan, after: Plan, group: dist.Proc
         source, target = before.homes[owner], after.homes[owner]
         if owner in was_split or (source == target and owner not in is_split):
             continue
-        come = unite({name: buffer} if me == source else {}, group=group)[name]
+        received = unite({name: buffer} if me == source else {}, group=group)[name]
         if me != source and (me == target or owner in is_split):
-            if come.shape == buffer.shape and come.dtype == buffer.dtype:
-                buffer.copy_(come)
+            if received.shape == buffer.shape and received.dtype == buffer.dtype:
+                buffer.copy_(received)
             else:
-                module.get_submodule(owner)._buffers[own] = come
+                module.get_submodule(owner)._buffers[own] = received

@@ -39,7 +39,12 @@ def has_hooks(parameter: nn.Parameter) -> bool:
 def hooked_parameter(module: FSDPModule) -> nn.Parameter | None:
     """Return a sharded parameter of a unit with hooks that never run; FSDP2 runs those after accumulation."""
     return next(
-        (each.sharded_param for each in _parameters(module) if each.sharded_param._backward_hooks), None
+        (
+            parameter.sharded_param
+            for parameter in _parameters(module)
+            if parameter.sharded_param._backward_hooks
+        ),
+        None,
     )
 
 
@@ -58,7 +63,7 @@ def by_hand(module: FSDPModule) -> None:
 
 def gradients_found(module: FSDPModule) -> list[tuple[nn.Parameter, bool]]:
     """Return the sharded parameters of a unit, and whether each has an unreduced gradient."""
-    return [(each.sharded_param, _gradient(each) is not None) for each in _parameters(module)]
+    return [(parameter.sharded_param, _gradient(parameter) is not None) for parameter in _parameters(module)]
 
 
 def make_memory(units: Sequence[FSDPModule]) -> None:
@@ -84,7 +89,7 @@ def gather_root(root: FSDPModule) -> None:
 
 def gathered_parameters(module: FSDPModule) -> list[tuple[nn.Parameter, nn.Parameter]]:
     """The sharded parameters of a unit that is gathered, and what is in their places meanwhile."""
-    return [(each.sharded_param, each.unsharded_param) for each in _parameters(module)]
+    return [(parameter.sharded_param, parameter.unsharded_param) for parameter in _parameters(module)]
 
 
 def zeros_where(module: FSDPModule, wanted: Mapping[int, bool]) -> None:
@@ -93,19 +98,21 @@ def zeros_where(module: FSDPModule, wanted: Mapping[int, bool]) -> None:
     Args:
         wanted: ids of sharded parameters.
     """
-    for each in _parameters(module):
-        if wanted[id(each.sharded_param)] and _gradient(each) is None:
-            each.unsharded_param.grad = each.unsharded_param.new_zeros(each.unsharded_param.shape)
+    for parameter in _parameters(module):
+        if wanted[id(parameter.sharded_param)] and _gradient(parameter) is None:
+            parameter.unsharded_param.grad = parameter.unsharded_param.new_zeros(
+                parameter.unsharded_param.shape
+            )
 
 
 def drop_gradients(module: FSDPModule) -> None:
     """Drop unreduced gradients."""
-    for each in _parameters(module):
-        if hasattr(each, "_unsharded_param"):
-            each._unsharded_param.grad = None
+    for parameter in _parameters(module):
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None
         # Since torch 2.15 this is the gradient above, and cannot be set.
-        if each.unsharded_accumulated_grad is not None:
-            each.unsharded_accumulated_grad = None
+        if parameter.unsharded_accumulated_grad is not None:
+            parameter.unsharded_accumulated_grad = None
 
 
 def reduce_now(module: FSDPModule) -> None:
@@ -127,4 +134,6 @@ def _gradient(parameter: Any) -> Tensor | None:
 
 
 def _parameters(module: FSDPModule) -> list[Any]:
-    return [each for group in module._get_fsdp_state()._fsdp_param_groups for each in group.fsdp_params]
+    return [
+        parameter for group in module._get_fsdp_state()._fsdp_param_groups for parameter in group.fsdp_params
+    ]

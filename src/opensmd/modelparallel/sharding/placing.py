@@ -39,21 +39,23 @@ def shard_parameters(model: ModelState, plan: Plan) -> ShardedParameters:
     if not split:  # at wrapping, before there are inputs to follow
         model.follow_cuda()
     names = here & distributed if cfg.tensor_parallel_degree > 1 else here
-    mesh = state.sharding_mesh = _mesh(next((each.device.type for each in module.parameters()), "cpu"))
+    mesh = state.sharding_mesh = _mesh(
+        next((parameter.device.type for parameter in module.parameters()), "cpu")
+    )
     if split:
         model.delayed.fill_some(
-            [each for name, each in module.named_parameters() if plan.parameter_home(name) == stage]
+            [parameter for name, parameter in module.named_parameters() if plan.parameter_home(name) == stage]
         )
         model.delayed.fill(lambda _: False)
-        _make_equal(model, [each for name, each in module.named_parameters() if name in names])
+        _make_equal(model, [parameter for name, parameter in module.named_parameters() if name in names])
         modules = dict(module.named_modules(remove_duplicate=False))
         local = [modules[name] for name, home in plan.atomic().items() if home == stage]
         return shard_stage(module, names, mesh, local)
 
     def prepare(parameters: list[nn.Parameter]) -> None:
         model.delayed.fill_some(parameters)
-        sharded = {id(each) for name, each in module.named_parameters() if name in names}
-        _make_equal(model, [each for each in parameters if id(each) in sharded])
+        sharded = {id(parameter) for name, parameter in module.named_parameters() if name in names}
+        _make_equal(model, [parameter for parameter in parameters if id(parameter) in sharded])
 
     limits = Limits(
         least=cfg.sdp_param_persistence_threshold,
@@ -65,8 +67,8 @@ def shard_parameters(model: ModelState, plan: Plan) -> ShardedParameters:
 
 def _make_equal(model: ModelState, parameters: list[nn.Parameter]) -> None:
     """Give parameters that are about to be cut the values of the first of the ranks that share them."""
-    names = {id(each): name for name, each in model.get_module().named_parameters()}
-    common = [each for each in parameters if model.is_common_part(names[id(each)])]
+    names = {id(parameter): name for name, parameter in model.get_module().named_parameters()}
+    common = [parameter for parameter in parameters if model.is_common_part(names[id(parameter)])]
     made_equal(common, state.groups[CommGroup.TP_GROUP])
     made_equal(parameters, state.groups[CommGroup.RDP_GROUP])
 

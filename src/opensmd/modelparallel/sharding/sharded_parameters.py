@@ -66,7 +66,7 @@ class ShardedParameters:
             keep: whether it stays gathered after forward.
         """
         before = dict(unit.named_parameters())
-        ignored = {each for each in left_out if not isinstance(each, DTensor)}
+        ignored = {parameter for parameter in left_out if not isinstance(parameter, DTensor)}
         fully_shard(unit, mesh=self.mesh, reshard_after_forward=not keep, ignored_params=ignored or None)
         for name, parameter in unit.named_parameters():
             old = before[name]
@@ -91,9 +91,11 @@ def shard_model(
         prepare: fills parameters and makes them equal on all replicas.
     """
     chosen = _chosen(module, names)
-    left_out = [each for each in module.parameters() if id(each) not in chosen]
-    units = find_units(module, least=limits.least, most=limits.most, left_out={id(each) for each in left_out})
-    units = [each for each in units if each is not module]
+    left_out = [parameter for parameter in module.parameters() if id(parameter) not in chosen]
+    units = find_units(
+        module, least=limits.least, most=limits.most, left_out={id(parameter) for parameter in left_out}
+    )
+    units = [unit for unit in units if unit is not module]
     own = _own_parameters([*units, module], chosen)
     elements = [sum(parameter.numel() for parameter in parameters) for parameters in own]
     keep = [*kept_units(elements[:-1], limits.live - elements[-1]), True]
@@ -116,15 +118,20 @@ def shard_stage(
         modules: those that run as a whole on this rank.
     """
     chosen = _chosen(module, names)
-    owners = Counter(id(each) for unit in dict.fromkeys(modules) for each in unit.parameters())
-    chosen = {each for each in chosen if owners[each] == 1}
-    left_out = [each for each in module.parameters() if id(each) not in chosen]
-    left = {id(each) for each in left_out}
+    owners = Counter(id(parameter) for unit in dict.fromkeys(modules) for parameter in unit.parameters())
+    chosen = {parameter for parameter in chosen if owners[parameter] == 1}
+    left_out = [parameter for parameter in module.parameters() if id(parameter) not in chosen]
+    left = {id(parameter) for parameter in left_out}
     sharded = ShardedParameters(mesh)
     for unit in dict.fromkeys(modules):
-        if any(id(each) in chosen for each in unit.parameters()):
+        if any(id(parameter) in chosen for parameter in unit.parameters()):
             sharded.add(unit, left_out, keep=True)
-    whole = [each for unit in dict.fromkeys(modules) for each in unit.parameters() if id(each) in left]
+    whole = [
+        parameter
+        for unit in dict.fromkeys(modules)
+        for parameter in unit.parameters()
+        if id(parameter) in left
+    ]
     _describe_wholes(whole)
     return sharded
 
@@ -152,10 +159,10 @@ def _chosen(module: nn.Module, names: Collection[str]) -> set[int]:
     """Return the parameters that FSDP2 can share out: of one type, with an axis to cut along."""
     # Sparse gradients cannot be cut, and what a forward writes into a gathered copy would be lost.
     looked_up = {
-        id(each.weight)
-        for each in module.modules()
-        if isinstance(each, (nn.Embedding, nn.EmbeddingBag, DistributedEmbedding))
-        and (each.sparse or each.max_norm is not None)
+        id(submodule.weight)
+        for submodule in module.modules()
+        if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag, DistributedEmbedding))
+        and (submodule.sparse or submodule.max_norm is not None)
     }
     able = {
         id(parameter): parameter
@@ -180,7 +187,13 @@ def _own_parameters(units: Sequence[nn.Module], chosen: Collection[int]) -> list
     seen: set[int] = set()
     own = []
     for unit in units:
-        own.append([each for each in unit.parameters() if id(each) in chosen and id(each) not in seen])
+        own.append(
+            [
+                parameter
+                for parameter in unit.parameters()
+                if id(parameter) in chosen and id(parameter) not in seen
+            ]
+        )
         seen.update(map(id, own[-1]))
     return own
 

@@ -182,11 +182,11 @@ def _transfer(
         mine = plain_parts(own)
     elif only_first and me != 0:
         return None
-    come = [
+    parts = [
         _transfer_part(each, part, home, group, only_first)
         for each, part in zip(mine, description.parts, strict=True)
     ]
-    return composed(description.form, iter(come))
+    return composed(description.form, iter(parts))
 
 
 def _transfer_part(

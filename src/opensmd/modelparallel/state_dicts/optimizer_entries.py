@@ -45,11 +45,11 @@ def _shards_of_entries(flat: Mapping[tuple[Any, Any], Any], layout: Layout) -> d
     shards = layout.model.shards
     return {
         (number, key): shards[layout.full_names[number]]
-        for (number, key), each in flat.items()
+        for (number, key), value in flat.items()
         if isinstance(number, int)
         and layout.full_names[number] in shards
-        and isinstance(each, torch.Tensor)
-        and each.shape == layout.shapes[number]
+        and isinstance(value, torch.Tensor)
+        and value.shape == layout.shapes[number]
     }
 
 
@@ -67,14 +67,18 @@ def sliced_entries(
     else:
         own = {index: torch.empty(shape, device="meta") for index, shape in enumerate(layout.shapes)}
         # others may be slices that the replicas share
-        own |= {layout.local[id(each)]: each for each in parameters if isinstance(each, DTensor)}
+        own |= {
+            layout.local[id(parameter)]: parameter
+            for parameter in parameters
+            if isinstance(parameter, DTensor)
+        }
     sliced = dict(given["state"])
     for index, (number, name) in enumerate(zip(stored, names, strict=True)):
         shard = shards.get(name)
         if number in sliced:
             sliced[number] = {
-                key: cut_entry(each, shard, own[index]) if _has_axes(each) else each
-                for key, each in sliced[number].items()
+                key: cut_entry(value, shard, own[index]) if _has_axes(value) else value
+                for key, value in sliced[number].items()
             }
     return sliced
 
@@ -87,21 +91,21 @@ def unsliced_state(given: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     if state.model is None or state.cfg.tensor_parallel_degree == 1:
         return dict(given)
     stored = [number for group in given["param_groups"] for number in group["params"]]
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = optimizer._smp_names()
     known = dict(zip(stored, zip(names, parameters, strict=True), strict=True))
     shards = state.model.shards
-    flat = flat_state({number: each for number, each in given["state"].items() if number in known})
+    flat = flat_state({number: entries for number, entries in given["state"].items() if number in known})
     split = {
         (number, key): shards[known[number][0]]
-        for (number, key), each in flat.items()
+        for (number, key), value in flat.items()
         if known[number][0] in shards
-        and isinstance(each, torch.Tensor)
-        and each.shape == known[number][1].shape
+        and isinstance(value, torch.Tensor)
+        and value.shape == known[number][1].shape
     }
     entries = dict(given["state"])
-    for (number, key), each in whole_entries(flat, split).items():
-        entries[number] = {**entries[number], key: each}
+    for (number, key), value in whole_entries(flat, split).items():
+        entries[number] = {**entries[number], key: value}
     return {**given, "state": entries}
 
 

@@ -127,7 +127,7 @@ def _shape(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(map(_shape, value))
     if isinstance(value, dict):
-        return tuple((repr(key), _shape(each)) for key, each in value.items())
+        return tuple((repr(key), _shape(entry)) for key, entry in value.items())
     return type(value).__qualname__
 
 
@@ -176,9 +176,12 @@ class _Announced(NamedTuple):
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> _Announced:
         """Return what to announce; tensors are appended to ``tensors``."""
-        positional = [_dumped(each, tensors) for each in args]
-        named = {name: _dumped(each, tensors) for name, each in kwargs.items()}
-        known = [(tuple(each.shape), each.dtype, each.device.type, each.requires_grad) for each in tensors]
+        positional = [_dumped(argument, tensors) for argument in args]
+        named = {name: _dumped(argument, tensors) for name, argument in kwargs.items()}
+        known = [
+            (tuple(tensor.shape), tensor.dtype, tensor.device.type, tensor.requires_grad)
+            for tensor in tensors
+        ]
         return cls(positional, named, known, _forms(args, kwargs))
 
     def with_data(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Arguments:
@@ -187,19 +190,19 @@ class _Announced(NamedTuple):
         Raises:
             ValueError: this rank lacks an argument that stays every rank's own.
         """
-        if any(each is None for each in self.positional[len(args) :]):
+        if any(dumped is None for dumped in self.positional[len(args) :]):
             raise ValueError(
                 "the first rank of the pipeline called the step with more arguments than this one: "
                 "pass the same arguments on all ranks"
             )
         return (
             tuple(
-                args[place] if each is None else structure.load(each, tensors)
-                for place, each in enumerate(self.positional)
+                args[place] if dumped is None else structure.load(dumped, tensors)
+                for place, dumped in enumerate(self.positional)
             ),
             {
-                name: kwargs[name] if each is None else structure.load(each, tensors)
-                for name, each in self.named.items()
+                name: kwargs[name] if dumped is None else structure.load(dumped, tensors)
+                for name, dumped in self.named.items()
             },
         )
 
