@@ -178,14 +178,15 @@ class Exchange:
 
     def _never_come(self, missing: Sequence[str]) -> str:
         """Return why keys will never be set: ranks that should have set them are lost."""
-        ranks = [self._ranks[int(key.rpartition("/")[2])] for key in missing]
+        lost = self._lost([self._ranks[int(key.rpartition("/")[2])] for key in missing])
+        return ", ".join(f"rank {rank} will not join ({what})" for rank, what in lost.items())
+
+    def _lost(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Return those of ``ranks`` that have certainly ended, or left the default group, and which of it."""
         world_size = get_world_size() if is_initialized() else len(self._ranks)
         lost = lost_ranks()
         lost |= dict.fromkeys(ended_siblings(ranks, self.rank, world_size), "its process has died")
-        found = [rank for rank in ranks if rank in lost]
-        if found:
-            self._missing = found
-        return ", ".join(f"rank {rank} will not join ({lost[rank]})" for rank in found)
+        return {rank: lost[rank] for rank in ranks if rank in lost}
 
     def _in_vain(self, why: str) -> str:
         return f"{self._making()}: {why}. This is rank {self.rank}."
@@ -199,7 +200,8 @@ class Exchange:
         if not self.generation:
             return
         keys = self._keys("gave up")
-        others = [key for place, key in enumerate(keys) if self._ranks[place] not in self._missing]
+        gone = {*self._missing, *self._lost(self._ranks)}
+        others = [key for place, key in enumerate(keys) if self._ranks[place] not in gone]
 
         def leave() -> None:
             if why:
