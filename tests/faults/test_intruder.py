@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import psutil
@@ -194,14 +195,13 @@ def is_roots(path: Path) -> bool:
 def test_no_file_and_no_process_of_the_job_can_be_touched(job: Job) -> None:
     files = {open_file.path for process in job.processes for open_file in process.open_files()}
     maps = {one.path for process in job.processes for one in process.memory_maps() if "opensmd" in one.path}
-    folders = {str(path) for path in Path("/tmp").glob("smdrun-*") if is_roots(path)}
+    folders = {str(path) for path in Path(gettempdir()).glob("smdrun-*") if is_roots(path)}
     descriptors = {
         str(path) for process in job.processes for path in Path(f"/proc/{process.pid}/fd").iterdir()
     }
     assert maps and folders and descriptors
-    private = {
-        path for path in files | maps if path.startswith(("/dev/shm", "/tmp", str(Path.home() / ".cache")))
-    }
+    places = ("/dev/shm", gettempdir(), str(Path.home() / ".cache"))
+    private = {path for path in files | maps if path.startswith(places)}
     assert (
         as_another_user(touch, sorted(private | folders | descriptors), [one.pid for one in job.processes])
         == []
