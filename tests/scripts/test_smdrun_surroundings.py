@@ -95,12 +95,14 @@ def test_ranks_that_cannot_be_started_are_said_in_one_line(tmp_path: Path) -> No
     assert done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_more_ranks_than_anybody_means_to_start_on_a_core_are_remarked_upon(tmp_path: Path) -> None:
+def test_what_is_hardly_meant_is_remarked_upon(tmp_path: Path) -> None:
     one = min(os.sched_getaffinity(0))
-    command = ["taskset", "-c", str(one), SMDRUN, "-n", "9", "--no-python", "true"]
+    command = ["taskset", "-c", str(one), "env", "OPENSMD_NATVE=0", SMDRUN, "-n", "9", "--no-python", "true"]
     done = run(command, cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stderr.startswith("smdrun: 9 ranks take turns on 1 core"), done.stderr
+    misspelt, crowded = done.stderr.splitlines()[:2]
+    assert misspelt == "smdrun: OPENSMD_NATVE has no effect; did you mean OPENSMD_NATIVE?"
+    assert crowded.startswith("smdrun: 9 ranks take turns on 1 core"), done.stderr
 
 
 def test_a_safe_path_keeps_its_first_place(tmp_path: Path) -> None:

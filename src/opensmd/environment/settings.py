@@ -5,6 +5,7 @@ Each field names its variable; docs/backend.md has the same table for users.
 
 from __future__ import annotations
 
+import difflib
 import os
 import pwd
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,23 @@ from pathlib import Path
 
 from opensmd.environment.private_files import temporary_folder
 
-__all__ = ["COMPRESSIONS", "KEEP_TENSORS", "Settings"]
+__all__ = ["COMPRESSIONS", "KEEP_TENSORS", "VARIABLES", "Settings", "misspelt"]
 
 # How float32 values may travel between hosts.
 COMPRESSIONS = ("bf16", "fp16", "int8")
 
 KEEP_TENSORS = "OPENSMD_KEEP_TENSORS"  # smdrun sets it unless the user has chosen an allocator
+
+# Those of the whole package, also where they are read in other files.
+VARIABLES = frozenset(
+    f"OPENSMD_{name}"
+    for name in (
+        *("CACHE_DIR", "COMPRESSION", "FILLED", "HEAP_BYTES", "HOST_ID", "JOB_SECRET", "JOB_SECRET_FILE"),
+        *("KEEP_TENSORS", "LEGACY_ENGINE", "LEGACY_INTERFACE", "LEGACY_TIMEOUT", "NATIVE", "NETWORK"),
+        *("NETWORK_REPORT", "OFFLOAD_DIR", "TIMELINE"),
+    )
+)
+_ALIKE = 0.85  # of 1; scripts may have variables of their own that begin like ours
 
 # What may be said about the network and its hosts, as in `smd plan comm`, in SI units.
 _SPEEDS = {"link": 1e9 / 8, "delay": 1e-6, "memory": 1e9, "sockets": 1e9, "message": 1e-6}
@@ -86,6 +98,13 @@ class Settings:
             network=_speeds(env, "OPENSMD_NETWORK"),
             network_report=_flag(env, "OPENSMD_NETWORK_REPORT", default=False),
         )
+
+
+def misspelt(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that are none of this package's, and the ones that they were probably meant to be."""
+    strangers = sorted(name for name in environment if name.startswith("OPENSMD_") and name not in VARIABLES)
+    meant = {name: difflib.get_close_matches(name, VARIABLES, n=1, cutoff=_ALIKE) for name in strangers}
+    return {name: close[0] for name, close in meant.items() if close}
 
 
 def _cache_dir(env: Mapping[str, str]) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from opensmd.environment.job_secret import OF_LAUNCHER
 from opensmd.environment.sagemaker import Job, job_variables
+from opensmd.environment.settings import Settings, misspelt
 from opensmd.launch import affinity, allocator
 from opensmd.launch.options import Options, gpu_count
 from opensmd.launch.rank import LAUNCHER
@@ -30,6 +31,8 @@ AGENT_LOGGERS = (
 
 def prepare(options: Options) -> None:
     """Set up threads, memory, the native core and the variables that every rank inherits."""
+    for name, meant in misspelt(os.environ).items():
+        print(f"smdrun: {name} has no effect; did you mean {meant}?", file=sys.stderr)
     os.environ.pop(OF_LAUNCHER, None)  # from an enclosing smdrun
     if options.nnodes == 1:
         from opensmd.collectives.stores.listening import keep_on_loopback
@@ -91,7 +94,6 @@ def _host_names(count: int) -> list[str]:
 
 def _build_once() -> None:
     """Build the native core before the ranks start; if that fails, say in one line that they use Gloo."""
-    from opensmd.environment.settings import Settings
     from opensmd.native.build import BuildError, build
     from opensmd.native.prebuilt import is_prebuilt
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from opensmd.environment.settings import Settings
+import opensmd
+from opensmd.environment.settings import VARIABLES, Settings, misspelt
 
 
 def test_settings_come_from_the_environment() -> None:
@@ -37,6 +39,22 @@ def test_settings_come_from_the_environment() -> None:
 def test_settings_that_make_no_sense_are_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=name):
         Settings.from_environment({name: text})
+
+
+def test_misspelt_variables_are_known_by_what_they_resemble() -> None:
+    environment = dict.fromkeys(
+        (*VARIABLES, "OPENSMD_NATVE", "OPENSMD_HEAP_BYTE", "OPENSMD_OF_A_SCRIPT"), "1"
+    )
+    assert misspelt(environment) == {
+        "OPENSMD_HEAP_BYTE": "OPENSMD_HEAP_BYTES",
+        "OPENSMD_NATVE": "OPENSMD_NATIVE",
+    }
+
+
+def test_all_variables_of_the_package_are_known() -> None:
+    sources = [path.read_text() for path in Path(opensmd.__file__).parent.rglob("*.py")]
+    names = {name for source in sources for name in re.findall(r'"(OPENSMD_[A-Z_]+)"', source)}
+    assert names - {"OPENSMD_"} == VARIABLES
 
 
 def test_an_empty_home_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
