@@ -12,13 +12,16 @@ import resource
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.making.membership import Membership
 from opensmd.collectives.topology import GroupPlan
+
+if TYPE_CHECKING:
+    from opensmd.native.core import ArenaFile, ArenaShape, Group
 
 __all__ = ["group_of_host", "share_arena"]
 
@@ -36,7 +39,7 @@ def group_of_host(
     plan: GroupPlan,
     names: Sequence[str],
     heap_bytes: int | None,
-) -> Any:
+) -> Group | None:
     """Return this process's part in its host's group; None if shared memory cannot be used.
 
     Args:
@@ -57,13 +60,14 @@ def group_of_host(
     shape.size = len(local)
     shape.heap_bytes = _usual_heap(native, len(local)) if heap_bytes is None else heap_bytes
 
-    def join(fd: int) -> Any:
-        return native.Group(
+    def join(fd: int) -> Group:
+        group: Group = native.Group(
             fd=fd,
             names=[names[rank] for rank in local],
             rank=local.index(place.rank),
             timeout=place.timeout,
         )
+        return group
 
     shared = share_arena(exchange, place.rank, local, native, shape, join, named=False)
     if not isinstance(shared, str):
@@ -99,7 +103,7 @@ def share_arena(
     rank: int,
     local: Sequence[int],
     native: ModuleType,
-    shape: Any,
+    shape: ArenaShape,
     join: Callable[[int], Joined],
     *,
     named: bool,
@@ -144,7 +148,7 @@ def share_arena(
     return joined
 
 
-def _joined(file: Any, offer: str, native: ModuleType, join: Callable[[int], Joined]) -> Joined:
+def _joined(file: ArenaFile | None, offer: str, native: ModuleType, join: Callable[[int], Joined]) -> Joined:
     """Return the result of ``join`` on this process's own ``file``, else on the one it was offered."""
     if file:
         return join(file.fd)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -31,6 +31,9 @@ from opensmd.collectives.topology import GroupPlan, exchange_identities, make_pl
 from opensmd.environment.settings import Settings
 from opensmd.native.availability import core_or_reason
 from opensmd.said_once import warn_once
+
+if TYPE_CHECKING:
+    from opensmd.native.core import Group, SmddpBackend
 
 __all__ = ["make_group"]
 
@@ -64,19 +67,19 @@ class _Making:
         self._native, self._settings = native, settings
         self._place, self._exchange, self._plan = place, exchange, plan
 
-    def backend(self) -> Any:
+    def backend(self) -> SmddpBackend:
         place, plan, members = self._place, self._plan, self._members()
         local = group_of_host(
             self._native, place, self._exchange, plan, members["names"], self._settings.heap_bytes
         )
         if local is not None and plan.one_host:
-            made = self._native.make_shared_backend(group=local, **members)
+            made: SmddpBackend = self._native.make_shared_backend(group=local, **members)
         else:
             made = self._over_gloo(local, members)
         record_smddp(made, place.name, place.global_rank, place.ranks)
         return made
 
-    def _over_gloo(self, local: Any, members: dict[str, Any]) -> Any:
+    def _over_gloo(self, local: Group | None, members: dict[str, Any]) -> SmddpBackend:
         """Create a backend that uses Gloo between hosts, and ``local`` within this one (None: also Gloo)."""
         place, settings = self._place, self._settings
         gloo = torch_backends.gloo(place, self._exchange, self._plan)
@@ -84,7 +87,7 @@ class _Making:
         report = f"group {place.name!r}" if settings.network_report else ""
         # A script may end as soon as its group exists, while others still connect to its process.
         chosen = agree_on_thresholds(gloo, self._exchange, place.rank, hosts, settings.network, report=report)
-        return self._native.make_gloo_backend(
+        made: SmddpBackend = self._native.make_gloo_backend(
             gloo=gloo,
             connections=_torch_internals.connections_of(gloo),
             store=PrefixStore(f"opensmd/failures/{self._exchange.generation}", place.store),
@@ -93,6 +96,7 @@ class _Making:
             **asdict(chosen),
             **members,
         )
+        return made
 
     def _members(self) -> dict[str, Any]:
         """Return what the core's backends are told about the group, and call when they need Python."""

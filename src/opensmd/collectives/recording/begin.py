@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -23,6 +23,9 @@ from opensmd.native.availability import core_or_reason
 from opensmd.said_once import warn_once
 from opensmd.timeline.recorder import VARIABLE, Recorder, recorder
 
+if TYPE_CHECKING:
+    from opensmd.native.core import SmddpBackend
+
 __all__ = ["record_all_groups", "record_devices", "record_smddp"]
 
 
@@ -33,7 +36,7 @@ def record_all_groups() -> None:
         _torch_internals.when_groups_are_made(_record_group)
 
 
-def record_smddp(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> None:
+def record_smddp(backend: SmddpBackend, name: str, rank: int, ranks: Sequence[int]) -> None:
     """Record what a new backend does for CPU tensors, if a timeline is wanted.
 
     Args:
@@ -57,7 +60,7 @@ def record_devices(backend: Any, name: str, rank: int, ranks: Sequence[int]) -> 
         core.record_device_calls(backend, events.add_group(f"{name}/cuda", ranks))
 
 
-def _record_group(group: Any, ranks: Sequence[int]) -> None:
+def _record_group(group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
     """Record a group that torch has just created, if torch's own backends serve it."""
     served = _torch_internals.backends_of(group)
     others = {device: backend for device, backend in served.items() if backend.name() != NAME}
