@@ -64,16 +64,7 @@ def step(
             input_split_axes=input_split_axes,
             detach_outputs=detach_outputs,
         )
-    if not callable(function):
-        raise TypeError(
-            f"smp.step: expected a function, got {type(function).__name__}; options are given by name, as in "
-            "@smp.step(non_split_inputs=['mask'])"
-        )
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise TypeError(
-            f"smp.step: {function.__qualname__} is a coroutine or generator, which runs only when somebody "
-            "waits for its values; write it as a plain function that returns them"
-        )
+    _check_function(function)
     wanted: Function = function
 
     @functools.wraps(wanted)
@@ -97,6 +88,19 @@ def step(
         return merge_results(results)
 
     return run if _takes_its_instance(wanted) else staticmethod(run)
+
+
+def _check_function(function: Function) -> None:
+    if not callable(function):
+        raise TypeError(
+            f"smp.step: expected a function, got {type(function).__name__}; options are given by name, as in "
+            "@smp.step(non_split_inputs=['mask'])"
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise TypeError(
+            f"smp.step: {function.__qualname__} is a coroutine or generator, which runs only when somebody "
+            "waits for its values; write it as a plain function that returns them"
+        )
 
 
 def _takes_its_instance(function: Function) -> bool:
