@@ -14,8 +14,8 @@ from torch import nn
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.huggingface.originals import note_original, original_of
 from opensmd.modelparallel.tensor_parallel.unchanged import (
-    number_of_next_hook,
-    require_no_hooks,
+    Attached,
+    require_nothing_attached,
     require_unchanged,
 )
 
@@ -31,12 +31,12 @@ class Construction(NamedTuple):
 
     Attributes:
         args, kwargs: those of its constructor.
-        next_hook: the number of the first hook that the constructor cannot have registered.
+        attached: what the constructor has attached to it.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    next_hook: int
+    attached: Attached
 
 
 @dataclass(frozen=True)
@@ -166,13 +166,13 @@ def _registered_counterpart(
 ) -> nn.Module | None:
     if CONSTRUCTION not in module.__dict__:
         return None  # created before its class was registered
-    args, kwargs, next_hook = module.__dict__[CONSTRUCTION]
+    args, kwargs, attached = module.__dict__[CONSTRUCTION]
     if registration.init_hook is not None:
         hooked = registration.init_hook(*args, **kwargs)
         if hooked is None:
             return None
         args, kwargs = hooked
-    require_no_hooks(module, since=next_hook)
+    require_nothing_attached(module, but=attached)
     made = registration.dist_module(*args, **{**kwargs, **_taken(registration.dist_module, config)})
     made.train(module.training)
     if registration.forward_hook is not None:
@@ -201,6 +201,6 @@ def _note_construction(module_cls: type[nn.Module]) -> None:
     def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if type(self) is module_cls:
-            self.__dict__[CONSTRUCTION] = Construction(args, kwargs, number_of_next_hook())
+            self.__dict__[CONSTRUCTION] = Construction(args, kwargs, Attached.now(self))
 
     module_cls.__init__ = noting  # type: ignore[method-assign]

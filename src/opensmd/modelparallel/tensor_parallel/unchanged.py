@@ -7,11 +7,12 @@ parameters and submodules, so whatever a script has attached to the old ones wou
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["number_of_next_hook", "require_no_hooks", "require_unchanged"]
+__all__ = ["Attached", "require_nothing_attached", "require_unchanged"]
 
 _HOOKS = (
     "_forward_hooks",
@@ -26,6 +27,24 @@ _HOOKS = (
 _LIBRARIES = ("torch.", "transformers.")
 
 
+class Attached(NamedTuple):
+    """What a module's own constructor may have attached to it.
+
+    Attributes:
+        next_hook: the number of the first later hook; torch counts them.
+        forwards: the names of submodules whose ``forward`` is not that of their class.
+    """
+
+    next_hook: int = 0
+    forwards: frozenset[str] = frozenset()
+
+    @classmethod
+    def now(cls, module: nn.Module) -> Attached:
+        """Return what is attached to ``module`` so far."""
+        forwards = (name for name, each in module.named_modules() if "forward" in vars(each))
+        return cls(RemovableHandle(OrderedDict()).id, frozenset(forwards))
+
+
 def require_unchanged(module: nn.Module) -> None:
     """Refuse a module that does not compute what its class does.
 
@@ -33,36 +52,33 @@ def require_unchanged(module: nn.Module) -> None:
         ValueError: it or a submodule has hooks, a replaced ``forward``, or a class from the script.
     """
     for name, each in module.named_modules():
-        where = f"its {name}" if name else "it"
         if not type(each).__module__.startswith(_LIBRARIES):
-            raise ValueError(f"{where} is the script's own {type(each).__name__}")
-        if "forward" in vars(each):
-            raise ValueError(
-                f"{where} has got another forward (smp.set_activation_checkpointing does that, too: call it "
-                "after smp.DistributedModel)"
-            )
-    require_no_hooks(module)
+            raise ValueError(f"{_named(name)} is the script's own {type(each).__name__}")
+    require_nothing_attached(module, but=Attached())
 
 
-def number_of_next_hook() -> int:
-    """Return a number that is less than those of all later hooks; torch counts them."""
-    return RemovableHandle(OrderedDict()).id
-
-
-def require_no_hooks(module: nn.Module, since: int = 0) -> None:
-    """Refuse a module whose hooks would be lost.
+def require_nothing_attached(module: nn.Module, but: Attached) -> None:
+    """Refuse a module to which the script has attached what would be lost.
 
     Args:
-        since: a :func:`number_of_next_hook`; older hooks do not matter.
+        but: what its constructor has attached, which does not matter.
 
     Raises:
-        ValueError: it, a submodule or a parameter has hooks.
+        ValueError: it, a submodule or a parameter has hooks, or another ``forward``.
     """
     for name, each in module.named_modules():
-        if any(number >= since for kind in _HOOKS for number in getattr(each, kind, None) or ()):
-            where = f"its {name}" if name else "it"
-            raise ValueError(f"{where} has hooks: register them after smp.DistributedModel")
+        if "forward" in vars(each) and name not in but.forwards:
+            raise ValueError(
+                f"{_named(name)} has got another forward (smp.set_activation_checkpointing does that, too: "
+                "call it after smp.DistributedModel)"
+            )
+        if any(number >= but.next_hook for kind in _HOOKS for number in getattr(each, kind, None) or ()):
+            raise ValueError(f"{_named(name)} has hooks: register them after smp.DistributedModel")
     for name, parameter in module.named_parameters():
         for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
-            if any(number >= since for number in hooks or ()):
+            if any(number >= but.next_hook for number in hooks or ()):
                 raise ValueError(f"its {name} has hooks: register them after smp.DistributedModel")
+
+
+def _named(submodule: str) -> str:
+    return f"its {submodule}" if submodule else "it"

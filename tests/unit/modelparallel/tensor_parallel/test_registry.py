@@ -69,13 +69,14 @@ def test_a_module_stays_if_its_hook_says_so_or_it_is_older_or_of_another_class()
     assert counterpart(Sub(3), {}) is None
 
 
-def test_a_module_whose_hooks_would_be_lost_is_refused_unless_its_constructor_has_registered_them() -> None:
+def test_a_module_is_refused_if_what_the_script_but_not_its_constructor_has_attached_would_be_lost() -> None:
     @tp_register(Taking)
     class Own(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
             self.inner = nn.Linear(width, width)
             self.inner.register_forward_hook(lambda *_: None)
+            self.inner.forward = self.inner.forward  # type: ignore[method-assign]
 
     assert isinstance(counterpart(Own(1), {}), Taking)
     attach: list[Callable[[Any], Any]] = [
@@ -92,6 +93,10 @@ def test_a_module_whose_hooks_would_be_lost_is_refused_unless_its_constructor_ha
             counterpart(own, {})
         handle.remove()
         assert isinstance(counterpart(own, {}), Taking)
+    own = Own(1)
+    own.forward = print  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="has got another forward"):
+        counterpart(own, {})
 
 
 def test_a_class_that_takes_any_keyword_gets_all_of_the_context() -> None:
