@@ -23,6 +23,7 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
     content_of,
     set_content,
 )
+from opensmd.modelparallel.runtime.side_effects.objects.registry import Objects
 from opensmd.modelparallel.runtime.side_effects.random_numbers.own_generators import ways_back
 from opensmd.modelparallel.runtime.side_effects.written import written_by_operation
 from opensmd.modelparallel.runtime.tensors import structure
@@ -100,6 +101,9 @@ class KeptModel:
         values = [value for _, kept in self._attributes for value in kept.values()]
         values += [value for parameter in parameters for value in vars(parameter).values()]
         self._holders = [(each, dict(vars(each))) for each in _holders_of_tensors(values)]
+        names = {submodule: name for name, submodule in module.named_modules()}
+        self._objects = [(each, dict(each.values)) for each in Objects(names, split=())]
+        values += [value for _, kept in self._objects for value in kept.values()]
         self._contents = [(each, content_of(each)) for value in values for each in containers_in(value)]
         inside = [value for _, content in self._contents for value in _values(content)]
         self._generators = ways_back([*values, *inside])
@@ -115,6 +119,8 @@ class KeptModel:
         for holder, kept in self._holders:
             vars(holder).clear()
             vars(holder).update(kept)
+        for each, kept in self._objects:
+            each.replace(kept)
         for container, content in self._contents:
             set_content(container, content)
         for back in self._generators:

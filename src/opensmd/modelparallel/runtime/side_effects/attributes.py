@@ -8,7 +8,7 @@ has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -21,9 +21,19 @@ from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.containers import same_content
 from opensmd.modelparallel.runtime.side_effects.contents import ContainerSlots, ContentsPerMicrobatch
+from opensmd.modelparallel.runtime.side_effects.objects.code import counted_by
+from opensmd.modelparallel.runtime.side_effects.objects.held import Held
+from opensmd.modelparallel.runtime.side_effects.objects.reach import is_object
+from opensmd.modelparallel.runtime.side_effects.objects.registry import Objects
 from opensmd.modelparallel.runtime.side_effects.parameters import ParametersPerMicrobatch, ReplacedParameters
-from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Slot, buffers_of, changed_slots
-from opensmd.modelparallel.runtime.side_effects.transient import FirstForward
+from opensmd.modelparallel.runtime.side_effects.slots import (
+    ABSENT,
+    Holder,
+    Slot,
+    buffers_of,
+    changed_slots,
+)
+from opensmd.modelparallel.runtime.side_effects.transient import FirstForward, Learned, is_noted
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tags_of
 
@@ -45,15 +55,36 @@ class Places:
         if module is not None:
             self.modules = {child: name for name, child in module.named_modules()}
         self.slots: list[Slot] = []
+        self.common: set[Slot] = set()  # sums of meters, which all microbatches add to
         self.parameters = ReplacedParameters(self.modules)
-        self.split = frozenset(split)
-        self.containers = ContainerSlots(self.modules, self.split)
+        self._split = frozenset(split)
+        self.objects = Objects(self.modules, self._split)
+        self.containers = ContainerSlots(self, self.is_split)
         self.calls = -1  # the number of new calls up to the end of the latest step
         # Where in the program, and in which mode, microbatches were suspended and searched.
         self.searched: set[Hashable] = set()
-        # What forwards of a step function set and reset, by function and mode.
-        self.transient: dict[Hashable, set[Slot]] = {}
+        # What forwards of a step function do, by function and mode.
+        self.learned: dict[Hashable, Learned] = {}
         self._module = module
+
+    def __iter__(self) -> Iterator[Holder]:
+        """Yield what has slots."""
+        yield from self.modules
+        yield from self.objects
+
+    def is_split(self, slot: Slot) -> bool:
+        """Whether code that runs piece by piece uses a slot."""
+        holder = slot.holder
+        return holder.is_split if isinstance(holder, Held) else holder in self._split
+
+    def forget_gone(self) -> None:
+        """Forget slots of objects that are no more."""
+        self.objects.forget_gone()
+        self.slots = [slot for slot in self.slots if not slot.is_gone]
+        self.common = {slot for slot in self.common if not slot.is_gone}
+        self.containers.changed = {slot for slot in self.containers.changed if not slot.is_gone}
+        for learned in self.learned.values():
+            learned.forget_gone()
 
     @property
     def mode(self) -> tuple[bool, bool]:
@@ -83,12 +114,16 @@ class AttributesPerMicrobatch:
         self._context = context
         self._microbatches = microbatches
         self._mode = places.mode
-        self._modules: Collection[nn.Module] = () if alone else places.modules
+        self._watches = bool(places.modules) and not alone
+        if self._watches:
+            places.forget_gone()
         # This visits every module in every step, and most have no buffers.
-        self._initial = {
+        self._initial: dict[Holder, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
             module: (module.__dict__.copy(), buffers_of(module) if module._buffers else {})
-            for module in self._modules
+            for module in (places.modules if self._watches else ())
         }
+        if self._watches:
+            self._initial.update({each: (dict(each.values), {}) for each in places.objects})
         self._values: dict[Slot, dict[int, Any]] = {}  # by the microbatch that has set them
         # Containers that a microbatch has started to fill: it continues with them, whatever others set.
         self._filled: dict[Slot, dict[int, Any]] = {}
@@ -98,17 +133,19 @@ class AttributesPerMicrobatch:
         self._first = 0  # the first that has not ended
         self._then = AttributesThen()
         self._interrupted: set[int] = set()  # those that are suspended in a deferred backward
-        self._program = (function, self._mode)
+        program = (function, self._mode)
         self._first_forward: FirstForward | None = None
-        if self._modules and self._program not in places.transient:
+        self._learned = places.learned.get(program) or Learned()
+        if self._watches and program not in places.learned:
+            places.learned[program] = self._learned
             places.containers.refresh()
-            self._first_forward = FirstForward(self._initial, places.containers.containers())
-        self._transient = places.transient.get(self._program, set()) if self._modules else set()
+            containers = places.containers.containers()
+            self._first_forward = FirstForward(self._learned, self._initial, containers)
         self._contents = ContentsPerMicrobatch(
-            ContainerSlots() if alone else places.containers, self._begun, self._through, self._transient
+            ContainerSlots() if alone else places.containers, self._begun, self._through, self._learned
         )
         self._parameters = ParametersPerMicrobatch(ReplacedParameters() if alone else places.parameters)
-        for slot in () if alone else (*places.slots, *self._transient):
+        for slot in () if alone else (*places.slots, *self._learned.reset):
             self._add(slot)
         self._swaps = self._has_any()  # most models keep nothing, and every turn comes here
 
@@ -120,11 +157,15 @@ class AttributesPerMicrobatch:
     def watch_first(self) -> None:
         """Note what the first microbatch would show to others if it were suspended here."""
         if self._first_forward is not None:
-            self._first_forward.look()
+            self._first_forward.look(self._microbatches[0].place[0])
 
     def begin(self, microbatch: int) -> None:
         """Start or resume a microbatch."""
-        self._begun.add(microbatch)
+        if microbatch not in self._begun:
+            self._begun.add(microbatch)
+            for slot in self._learned.anew:
+                values = self._values[slot]
+                values[microbatch] = _nearest(self._complete(values), microbatch)
         if self._swaps:
             for slot in self._values:
                 slot.put(self._found(slot, microbatch))
@@ -138,7 +179,7 @@ class AttributesPerMicrobatch:
         """Keep what its backward is to find, which is deferred."""
         slots = [*self._values]
         if self._first_forward is not None:
-            slots = [*slots, *self._first_forward.look()]
+            slots = [*slots, *self._first_forward.look(self._microbatches[0].place[0])]
         if slots:
             self._then.keep(microbatch, slots)
 
@@ -160,9 +201,11 @@ class AttributesPerMicrobatch:
         """
         if self._then.hide(microbatch):
             self._interrupted.add(microbatch)
-        look = bool(self._modules) and self._may_find((self._microbatches[microbatch].place, self._mode))
+        place = self._microbatches[microbatch].place
+        look = self._watches and self._may_find((place, self._mode))
+        point, _ = place
         if self._first_forward is not None:  # alone until now
-            self._first_is_through(self._first_forward)
+            self._first_is_through(self._first_forward, point)
         ends_forward = through and microbatch not in self._through
         if through:
             self._through.add(microbatch)
@@ -177,17 +220,21 @@ class AttributesPerMicrobatch:
             # By identity: in-place changes concern buffers, or are the user's error.
             if value is not before:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
-                transient = slot in self._transient
-                in_split = slot.module in self._places.split
-                if microbatch in values and _is_noted(before) and in_split and not transient:
+                if microbatch in values and self._goes_on(slot, before):
                     self._leave_to_later(values, microbatch, before)
+                if microbatch and is_noted(value):
+                    self._learn(slot, point, before, value)
                 values[microbatch] = value
                 self._filled.get(slot, {}).pop(microbatch, None)
                 self._contents.is_new(slot, value, before)
+        if self._places.common:
+            self._leave_common()
         if ends_forward:
             self._leave_counters(microbatch)
         # Passed with the call: stored, the two would form a reference cycle and wait for the collector.
-        for slot, container in self._contents.suspend(microbatch, self._require_not_borrowed, look=look):
+        for slot, container in self._contents.suspend(
+            microbatch, point, self._require_not_borrowed, look=look
+        ):
             if slot.value is container:
                 self._filled.setdefault(slot, {})[microbatch] = container
         self._parameters.suspend(microbatch, look=look or replaced)
@@ -209,7 +256,7 @@ class AttributesPerMicrobatch:
 
     def is_set(self, slot: Slot) -> None:
         """Note that a slot was set."""
-        if self._modules and slot not in self._values:
+        if self._watches and slot not in self._values:
             self._places.slots.append(slot)
             self._add(slot)
             self._swaps = True
@@ -239,17 +286,19 @@ class AttributesPerMicrobatch:
 
     def _look(self) -> None:
         """Find further slots."""
-        for module, (attributes, buffers) in self._initial.items():
-            for slot, value in changed_slots(module, attributes, buffers):
-                if slot not in self._values and _is_own(value):
+        for held in self._places.objects.refresh():
+            self._initial[held] = ({}, {})  # a forward has created it, or put it where it is reached
+        for holder, (attributes, buffers) in self._initial.items():
+            for slot, value in changed_slots(holder, attributes, buffers):
+                if slot not in self._values and slot not in self._places.common and _is_own(value):
                     self.is_set(slot)
 
-    def _first_is_through(self, forward: FirstForward) -> None:
+    def _first_is_through(self, forward: FirstForward, point: int) -> None:
         """Note what the first microbatch, alone so far, has set and reset."""
         self._first_forward = None
-        self._transient |= forward.reset()
-        self._places.transient[self._program] = self._transient
-        for slot in self._transient:
+        forward.look(point)
+        forward.end()
+        for slot in self._learned.reset:
             if slot not in self._values:
                 self._add(slot)
             self._contents.follow(slot)
@@ -260,7 +309,7 @@ class AttributesPerMicrobatch:
 
     def _before(self, slot: Slot) -> Any:
         """Return the value from the start of the step."""
-        return self._initial[slot.module][slot.is_buffer].get(slot.name, ABSENT)
+        return self._initial.get(slot.holder, ({}, {}))[slot.is_buffer].get(slot.name, ABSENT)
 
     def _found(self, slot: Slot, microbatch: int) -> Any:
         """Return what a microbatch sees in a slot."""
@@ -268,9 +317,33 @@ class AttributesPerMicrobatch:
         if microbatch in filled:
             return filled[microbatch]
         values = self._values[slot]
-        if slot in self._transient and microbatch not in values:
+        if slot in self._learned.reset and microbatch not in values:
             return _nearest(self._complete(values), microbatch)
         return _nearest(values, microbatch)
+
+    def _goes_on(self, slot: Slot, value: Any) -> bool:
+        """Whether this may be a counter, which later microbatches continue."""
+        own = slot in self._learned.reset or slot in self._learned.anew
+        return is_noted(value) and self._places.is_split(slot) and not own
+
+    def _learn(self, slot: Slot, point: int, before: Any, value: Any) -> None:
+        """Find out what a number is that a microbatch has changed, after the first one has."""
+        if self._learned.sets_anew(point, slot, before, value):
+            self._learned.anew.add(slot)
+        elif (
+            self._learned.has_shown(slot, before)
+            and isinstance(slot.holder, Held)
+            and slot.name in counted_by(slot.holder.kind)
+            and slot not in self._learned.reset
+            and slot not in self._learned.anew
+        ):
+            self._places.common.add(slot)
+
+    def _leave_common(self) -> None:
+        """Leave sums to all microbatches."""
+        for slot in [slot for slot in self._values if slot in self._places.common]:
+            del self._values[slot]
+            self._places.slots.remove(slot)
 
     def _complete(self, values: dict[int, Any]) -> dict[int, Any]:
         """Return the values from before the step, and of microbatches with complete forwards."""
@@ -279,11 +352,11 @@ class AttributesPerMicrobatch:
 
     def _leave_counters(self, microbatch: int) -> None:
         """Let numbers pass on to later microbatches that the end of a forward has not reset after all."""
-        for slot in [slot for slot in self._transient if microbatch in self._values[slot]]:
+        for slot in [slot for slot in self._learned.reset if microbatch in self._values.get(slot, {})]:
             values = self._complete(self._values[slot])
             value = values.pop(microbatch)
-            if _is_noted(value) and not same_content([value], [_nearest(values, microbatch)]):
-                self._transient.discard(slot)
+            if is_noted(value) and not same_content([value], [_nearest(values, microbatch)]):
+                self._learned.reset.discard(slot)
                 self._places.slots.append(slot)
 
     def _leave_to_later(self, values: dict[int, Any], microbatch: int, before: Any) -> None:
@@ -333,15 +406,8 @@ def _is_own(value: Any) -> bool:
     """Whether a value belongs to one microbatch: it has or may soon have tensors, or is noted for later.
 
     So do functions, which may replace others for a while, as PEFT does for generating. Values that mark
-    something done once for all (a flag, a handle) belong to all.
+    something done once for all (a flag, a handle) belong to all. Objects may be filled.
     """
     if isinstance(value, FunctionType | MethodType) or (isinstance(value, (list, dict)) and not value):
         return True
-    return _is_noted(value) or bool(structure.tensors_in(value))
-
-
-def _is_noted(value: Any) -> bool:
-    """Whether this is a number or string, or a tuple of them."""
-    if isinstance(value, tuple):
-        return bool(value) and all(map(_is_noted, value))
-    return isinstance(value, (int, float, complex, str)) and not isinstance(value, bool)
+    return is_noted(value) or is_object(value) or bool(structure.tensors_in(value))

@@ -158,7 +158,7 @@ class _OrderOfStep:
         run = self._thread.run
         if run is None:
             return
-        mode = (slot, (slot.module.training, torch.is_grad_enabled()))
+        mode = (slot, (_trains(slot), torch.is_grad_enabled()))
         self._modes.add(mode)
         # A deferred backward may recompute a forward that changes the buffer (checkpointing).
         if mode not in self._only_read:
@@ -220,3 +220,7 @@ class _Watched(dict[str, Any]):
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
+
+
+def _trains(slot: Slot) -> bool:
+    return isinstance(slot.holder, nn.Module) and slot.holder.training

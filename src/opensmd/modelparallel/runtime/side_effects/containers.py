@@ -8,12 +8,14 @@ nothing fills them. So changes are announced, and applied to the originals on ev
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, defaultdict, deque
+import functools
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from opensmd.modelparallel.runtime.side_effects.objects.libraries import is_of_library
 from opensmd.modelparallel.runtime.tensors import structure
 
 __all__ = [
@@ -88,13 +90,30 @@ class Containers:
             self._others.append(value)
 
 
-# By exact type: subclasses (in ModuleList, in caches) may do more than store when filled.
-_KINDS = frozenset({list, dict, OrderedDict, defaultdict, deque, set})
+_KINDS: tuple[Any, ...] = (list, OrderedDict, dict, deque, set)
 
 
 def is_container(value: Any) -> bool:
-    """Whether this is a list, dict or set, but not a subclass, which may have side effects."""
-    return type(value) in _KINDS
+    """Whether this is a list, dict, deque or set, or one of a class of the script that stores as these do."""
+    return _kind_of(value) is not None
+
+
+def _kind_of(value: Any) -> Any:
+    own: Any = type(value)
+    return _kind(own)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(own: Any) -> Any:
+    """Return which kind of container the instances of a class are; None if of none.
+
+    Instances of classes that do more than store (in ModuleList, in transformers' outputs) are none.
+    """
+    kind = next((kind for kind in _KINDS if issubclass(own, kind)), None)
+    if own in (kind, defaultdict, Counter) or kind is None:
+        return kind
+    stores = own.__setitem__ is kind.__setitem__ if hasattr(kind, "__setitem__") else True
+    return kind if stores and not is_of_library(own.__module__) else None
 
 
 def containers_in(value: Any) -> list[Any]:
@@ -114,7 +133,11 @@ def _collect(value: Any, found: dict[int, Any]) -> None:
 
 def content_of(container: Any) -> Content:
     """Return the current content of a list, mapping or dataclass."""
-    if isinstance(container, (list, deque, set)):
+    kind = _kind_of(container)
+    if kind is not None:
+        # Whatever its class has defined anew.
+        return dict(kind.items(container)) if issubclass(kind, dict) else [*kind.__iter__(container)]
+    if isinstance(container, list):
         return list(container)
     if isinstance(container, Mapping):
         return dict(container.items())
@@ -124,14 +147,12 @@ def content_of(container: Any) -> Content:
 
 def set_content(container: Any, content: Any) -> None:
     """Replace the content by ``content``."""
-    if isinstance(container, list):
-        container[:] = content
-    elif isinstance(container, deque):
-        container.clear()
-        container.extend(content)
-    elif is_container(container):
-        container.clear()
-        container.update(content)  # also restores a dict's order
+    kind = _kind_of(container)
+    if kind is list or (kind is None and isinstance(container, list)):
+        list.__setitem__(container, slice(None), content)
+    elif kind is not None:
+        kind.clear(container)
+        (deque.extend if kind is deque else kind.update)(container, content)  # also restores a dict's order
     elif isinstance(container, MutableMapping):
         # In other mappings, only change what differs: setting may have side effects.
         for key in [key for key in container if key not in content]:

@@ -25,7 +25,9 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
     same_content,
     set_content,
 )
-from opensmd.modelparallel.runtime.side_effects.slots import Slot, slots_of
+from opensmd.modelparallel.runtime.side_effects.objects.reach import is_object
+from opensmd.modelparallel.runtime.side_effects.slots import Holder, Slot, slots_of
+from opensmd.modelparallel.runtime.side_effects.transient import Learned, are_noted
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
@@ -33,33 +35,32 @@ __all__ = ["ContainerSlots", "ContentsPerMicrobatch"]
 
 # Anything with more entries is a table (a vocabulary) that no forward fills, and slow to copy.
 _MOST_ENTRIES = 1024
-_NOTED = frozenset({int, float, str})
 
 
 class ContainerSlots:
     """Where a model's modules have containers.
 
     Args:
-        modules: the model's.
-        split: those of them that run piece by piece.
+        holders: the model's modules, and what they reach; may change.
+        is_split: whether code that runs piece by piece uses a slot.
 
     Attributes:
         changed: those that steps are known to change.
     """
 
     def __init__(
-        self, modules: Collection[nn.Module] = (), split: Collection[nn.Module] = frozenset()
+        self, holders: Iterable[Holder] = (), is_split: Callable[[Slot], bool] = lambda _: False
     ) -> None:
         self.changed: set[Slot] = set()
-        self.split = split
-        self._modules = modules
+        self.is_split = is_split
+        self._holders = holders
         self._slots: list[Slot] = []
         self.refresh()
 
     def refresh(self) -> None:
         """Look for new containers."""
         self._slots = [
-            slot for module in self._modules for slot, value in slots_of(module) if is_container(value)
+            slot for holder in self._holders for slot, value in slots_of(holder) if is_container(value)
         ]
 
     def containers(self) -> Iterator[tuple[Slot, Any]]:
@@ -78,7 +79,7 @@ class ContentsPerMicrobatch:
         slots: where containers are.
         begun: the microbatches that have started; grows.
         through: those with complete forwards; grows.
-        transient: slots that forwards reset; grows.
+        learned: what is known about the forwards; grows.
     """
 
     def __init__(
@@ -86,15 +87,15 @@ class ContentsPerMicrobatch:
         slots: ContainerSlots,
         begun: Collection[int],
         through: Collection[int],
-        transient: Collection[Slot] = frozenset(),
+        learned: Learned | None = None,
     ) -> None:
         self._slots = slots
         self._begun, self._through = begun, through
-        self._transient = transient
+        self._learned = learned or Learned()
         present = list(slots.containers())
         self._before = {id(container): (container, content_of(container)) for _, container in present}
         self._contents: dict[int, _Contents] = {}
-        for slot in (*slots.changed, *transient):
+        for slot in (*slots.changed, *self._learned.reset):
             self.follow(slot)
         self._others = self._unknown(present)  # any step may be the first that fills one of these
 
@@ -118,6 +119,7 @@ class ContentsPerMicrobatch:
     def suspend(
         self,
         microbatch: int,
+        point: int,
         require_unused: Callable[[Slot, int, list[Tensor]], None],
         *,
         look: bool,
@@ -126,6 +128,7 @@ class ContentsPerMicrobatch:
 
         Args:
             microbatch: which one.
+            point: which point of the program it has reached.
             require_unused: raises for a slot whose tensors a later microbatch has used.
             look: whether to search all containers for changes; otherwise only those of another length.
 
@@ -141,11 +144,23 @@ class ContentsPerMicrobatch:
             self._look_into(self._others)
         changed = []
         for contents in self._contents.values():
-            before = contents.keep(microbatch, in_split=contents.slot.module in self._slots.split)
+            before = contents.keep(microbatch, in_split=self._slots.is_split(contents.slot))
             if before is not None:
                 require_unused(contents.slot, microbatch, structure.tensors_in(before))
+                self._learn(contents, microbatch, point, before)
                 changed.append((contents.slot, contents.container))
         return changed
+
+    def _learn(self, contents: _Contents, microbatch: int, point: int, shown: Content) -> None:
+        """Find out whether forwards set anew what seemed to be counters."""
+        now = content_of(contents.container)
+        if (
+            microbatch
+            and are_noted(now)
+            and self._learned.sets_anew(point, id(contents.container), shown, now)
+        ):
+            self._learned.reset.add(contents.slot)
+            contents.is_transient = True
 
     def is_new(self, slot: Slot, value: Any, before: Any) -> None:
         """Note that a microbatch has set a new value in place of ``before``.
@@ -187,7 +202,7 @@ class ContentsPerMicrobatch:
                 continue
             before = self._before.get(id(container), (None, []))[1]
             now = content_of(container)
-            if not same_content(before, now) and (_computed(before) or _computed(now) or _are_noted(now)):
+            if not same_content(before, now) and (_are_own(before) or _are_own(now) or are_noted(now)):
                 self._slots.changed.add(slot)
                 self._add(slot, container)
         self._others = self._unknown((slot, container) for slot, container, _ in self._others)
@@ -205,7 +220,7 @@ class ContentsPerMicrobatch:
             empty: Content = {} if isinstance(container, Mapping) else []
             before = self._before.get(id(container), (None, empty))[1]
             self._contents[id(container)] = _Contents(
-                slot, container, before, self._begun, transient=slot in self._transient
+                slot, container, before, self._begun, transient=slot in self._learned.reset
             )
 
 
@@ -217,7 +232,7 @@ class _Contents:
     ) -> None:
         self.slot = slot
         self.container = container
-        self._transient = transient
+        self.is_transient = transient
         self._before = before
         self._now: dict[int, Content] = {}
         self._first: dict[int, Content] = dict.fromkeys(begun, before)  # what each started with
@@ -273,7 +288,7 @@ class _Contents:
 
     def _counts(self, content: Content) -> bool:
         """Whether this may be counters, which later microbatches continue."""
-        return not self._transient and _are_noted(content)
+        return not self.is_transient and are_noted(content)
 
     def _of(self, microbatch: int) -> Content:
         return self._now.get(microbatch, self._first.get(microbatch, self._before))
@@ -292,11 +307,10 @@ def _computed(value: Any) -> list[Tensor]:
     return [tensor for tensor in structure.tensors_in(value) if not isinstance(tensor, nn.Parameter)]
 
 
-def _are_noted(content: Content) -> bool:
-    """Whether this is a dict of only numbers and strings."""
-    return (
-        isinstance(content, dict) and bool(content) and all(type(each) in _NOTED for each in content.values())
-    )
+def _are_own(content: Content) -> bool:
+    """Whether something in this may belong to one microbatch."""
+    values = content.values() if isinstance(content, dict) else content
+    return bool(_computed(content)) or any(map(is_object, values))
 
 
 def _trains(tensor: Tensor) -> bool:

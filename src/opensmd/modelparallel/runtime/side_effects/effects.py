@@ -23,18 +23,21 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
     added,
     containers_in,
     content_of,
+    is_container,
     joined,
     same_content,
     set_content,
 )
-from opensmd.modelparallel.runtime.side_effects.slots import Slot, slots_of
+from opensmd.modelparallel.runtime.side_effects.objects.held import Held
+from opensmd.modelparallel.runtime.side_effects.objects.places import Place, Reached
+from opensmd.modelparallel.runtime.side_effects.slots import Holder, Slot, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
 __all__ = ["Effects", "apply"]
 
-Attributes = dict[tuple[str, str], Any]  # (submodule, attribute) -> value
-Inner = tuple[str, str, int]  # and the number of a container in it
+Attributes = dict[tuple[Place, str], Any]  # (module or object, attribute) -> value
+Inner = tuple[Place, str, int]  # and the number of a container in it
 
 
 class _Kept(NamedTuple):
@@ -58,7 +61,7 @@ class Effects:
         leaves: the tensors in them.
         given: the args and kwargs that it actually gets, with tensors fetched from other ranks.
         real: the tensors in ``given``, in the order of ``leaves``.
-        owner: the module that runs, whose submodules' attributes are watched.
+        owner: the module that runs, whose submodules' attributes and objects are watched.
 
     Attributes:
         counted: whether a number in an attribute, or in a dict in one, has changed; set by :meth:`found`,
@@ -92,7 +95,8 @@ class Effects:
             for number, tensor in enumerate(self._held[len(leaves) :], len(leaves))
             if tag_of(tensor) is None
         }
-        self._attributes = _attributes(self._owner)
+        self._holders = [] if self._owner is None else [*Reached(self._owner).all()]
+        self._attributes = _attributes(self._holders)
         self._contents = _contents(self._attributes)
         self.counted = self.carries_on = False
 
@@ -114,7 +118,7 @@ class Effects:
             # A separate list: what is new in the object must not shift the numbers of what follows.
             if before is not None and structure.dump_if_possible(item, list(self._held)) != before:
                 states[number] = item.__dict__
-        now = _attributes(self._owner)
+        now = _attributes(self._holders)
         attributes = {
             place: value
             for place, value in now.items()
@@ -185,19 +189,36 @@ def apply(
     for number, packed in written.items():
         _unpack(packed, tensors[number])
     for number, values in states.items():
-        # Cleared first: the call may have deleted attributes.
-        objects[number].__dict__.clear()
-        objects[number].__dict__.update(values)
+        _set_attributes(vars(objects[number]), values)
     if isinstance(owner, nn.Module):
-        modules = dict(owner.named_modules())
-        for (name, attribute, number), announced in filled.items():
-            container = containers_in(Slot(modules[name], attribute).value)[number]
+        reached = Reached(owner)
+        for (place, attribute, number), announced in filled.items():
+            container = containers_in(Slot(reached.at(place), attribute).value)[number]
             before = content_of(container)
             # Additions are appended to this rank's content, which may differ (a rank's own log).
             new = joined(before, announced.content) if announced.is_added else _new(before, announced.content)
             set_content(container, new)
-        for (name, attribute), value in attributes.items():
-            setattr(modules[name], attribute, value)
+        for (place, attribute), value in attributes.items():
+            _set(reached.at(place), attribute, value)
+
+
+def _set_attributes(attributes: dict[str, Any], values: dict[str, Any]) -> None:
+    """Set all attributes of an object; lists and dicts stay the same ones, as at home."""
+    for name in [name for name in attributes if name not in values]:
+        del attributes[name]
+    for name, value in values.items():
+        before = attributes.get(name)
+        if is_container(before) and type(before) is type(value):
+            set_content(before, content_of(value))
+        else:
+            attributes[name] = value
+
+
+def _set(holder: Holder, attribute: str, value: Any) -> None:
+    if isinstance(holder, Held):
+        holder.put(attribute, value)
+    else:
+        setattr(holder, attribute, value)
 
 
 def _packed(tensor: Tensor) -> bytes:
@@ -217,18 +238,12 @@ def _objects(arguments: Any) -> list[Any]:
     return objects
 
 
-def _attributes(owner: nn.Module | None) -> Attributes:
-    """Return attributes and buffers of a module and its submodules.
+def _attributes(holders: Iterable[tuple[Place, Holder]]) -> Attributes:
+    """Return attributes and buffers of modules and objects.
 
     Of any value, because counters must also be the same on all ranks.
     """
-    found: Attributes = {}
-    if owner is None:
-        return found
-    for name, module in owner.named_modules():
-        for slot, value in slots_of(module):
-            found[name, slot.name] = value
-    return found
+    return {(place, slot.name): value for place, holder in holders for slot, value in slots_of(holder)}
 
 
 def _is_another(before: Any, now: Any) -> bool:
@@ -249,11 +264,11 @@ def _contents(attributes: Attributes) -> dict[Inner, tuple[Any, Content]]:
     """Return the lists and dicts in attributes with their contents, each once."""
     found: dict[Inner, tuple[Any, Content]] = {}
     seen: set[int] = set()
-    for (name, attribute), value in attributes.items():
+    for (place, attribute), value in attributes.items():
         for number, container in enumerate(containers_in(value)):
             if id(container) not in seen:
                 seen.add(id(container))
-                found[name, attribute, number] = (container, content_of(container))
+                found[place, attribute, number] = (container, content_of(container))
     return found
 
 

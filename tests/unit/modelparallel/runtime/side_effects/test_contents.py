@@ -37,7 +37,7 @@ class Turns:
     def suspend(self, microbatch: int, *, look: bool = True, through: bool = True) -> None:
         if through:
             self._through.add(microbatch)
-        self.contents.suspend(microbatch, self._note, look=look)
+        self.contents.suspend(microbatch, 0, self._note, look=look)
 
     def _note(self, slot: Slot, microbatch: int, before: list[Tensor]) -> None:
         self.changed_early.append((microbatch, before))

@@ -1,0 +1,142 @@
+"""Which globals the code of a model's modules uses, and the classes in which it keeps anything.
+
+Read from the names in the code of methods, and of the functions and classes of the script that they name.
+Code in installed packages does not count: it has many globals, and keeps nothing there between modules.
+
+The code of an object's class also says what it counts: the sums of a meter go on from microbatch to
+microbatch, in whichever order these add to them.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from opensmd.modelparallel.runtime.side_effects.objects.held import HeldByClass, HeldGlobals
+from opensmd.modelparallel.runtime.side_effects.objects.libraries import is_of_library
+
+__all__ = ["Used", "counted_by", "used_by"]
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class Used:
+    """What code uses outside of objects.
+
+    Attributes:
+        globals: those of files whose code is used, by the name of the file's module.
+        names: which of them are used.
+        classes: the script's classes.
+    """
+
+    def __init__(self) -> None:
+        self.globals: dict[str, dict[str, Any]] = {}
+        self.names: dict[str, set[str]] = defaultdict(set)
+        self.classes: dict[type, None] = {}
+        self._seen: set[Any] = set()
+
+    def add(self, other: Used) -> None:
+        """Add what other code uses."""
+        self.globals |= other.globals
+        self.classes |= other.classes
+        for module, names in other.names.items():
+            self.names[module] |= names
+
+    def held(self) -> list[HeldGlobals | HeldByClass]:
+        """Return all of it."""
+        variables = [
+            HeldGlobals(self.globals[module], sorted(names), module) for module, names in self.names.items()
+        ]
+        return [*variables, *map(HeldByClass, self.classes)]
+
+    def read_class(self, kind: type) -> None:
+        """Add what the methods of a class use."""
+        for base in kind.__mro__:
+            if base not in self._seen and _is_of_script(base.__module__, base):
+                self._seen.add(base)
+                self.classes[base] = None
+                for function in _functions(vars(base).values()):
+                    self.read(function)
+
+    def read(self, function: FunctionType) -> None:
+        """Add what a function uses."""
+        if function in self._seen or not _is_of_script(function.__module__, function):
+            return
+        self._seen.add(function)
+        names = set(_names(function.__code__))
+        self._look_up(names, function.__globals__, names)
+
+    def _look_up(self, names: set[str], variables: dict[str, Any], inner: set[str]) -> None:
+        module = variables.get("__name__", "")
+        for name in names & variables.keys():
+            value = variables[name]
+            if isinstance(value, FunctionType):
+                self.read(value)
+            elif isinstance(value, type):
+                self.read_class(value)
+            elif isinstance(value, ModuleType):
+                if id(value) not in self._seen and _is_of_script(value.__name__, value):
+                    self._seen.add(id(value))
+                    self._look_up(inner, vars(value), set())
+            elif not isinstance(value, nn.Module):
+                self.globals[module] = variables
+                self.names[module].add(name)
+
+
+@functools.lru_cache(maxsize=1024)
+def used_by(kind: type) -> Used:
+    """Return what the methods of a module's class use."""
+    used = Used()
+    used.read_class(kind)
+    return used
+
+
+@functools.lru_cache(maxsize=1024)
+def counted_by(kind: Any) -> frozenset[str]:
+    """Return the attributes to which the methods of an object's class add (``self.count += 1``)."""
+    methods = [function for base in kind.__mro__ for function in _functions(vars(base).values())]
+    return frozenset(name for function in methods for name in _added_to(function.__code__))
+
+
+def _added_to(code: CodeType) -> Iterator[str]:
+    adds = False
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "BINARY_OP":
+            adds = instruction.argrepr in ("+=", "-=")
+        elif instruction.opname == "STORE_ATTR" and adds:
+            yield instruction.argval
+        elif instruction.opname != "SWAP":
+            adds = False
+
+
+def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
+    for value in values:
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        candidates = (value.fget, value.fset) if isinstance(value, property) else (value,)
+        yield from (each for each in candidates if isinstance(each, FunctionType))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _is_of_script(module: Any, value: Any) -> bool:
+    if is_of_library(module):
+        return False
+    file = value.__code__.co_filename if isinstance(value, FunctionType) else _file(module)
+    return not any(folder in file for folder in _INSTALLED)
+
+
+def _file(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__file__", None) or "")

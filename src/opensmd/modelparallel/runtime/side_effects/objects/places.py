@@ -1,0 +1,74 @@
+"""Where everything is that a call of a module may change, such that another rank finds the same there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import nn
+
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.side_effects.objects.code import Used, used_by
+from opensmd.modelparallel.runtime.side_effects.objects.held import Held, held
+from opensmd.modelparallel.runtime.side_effects.objects.reach import Path, at, objects_in
+from opensmd.modelparallel.runtime.side_effects.slots import Holder, attributes_of, slots_of
+
+__all__ = ["Place", "Reached"]
+
+
+class Place(NamedTuple):
+    """A module, file or class, or an object that is reached from there."""
+
+    root: str  # the name of a submodule, or what is outside of modules
+    is_outside: bool = False
+    path: Path = ()
+
+
+class Reached:
+    """What a call of a module may change: its submodules, and what they and their code use.
+
+    Args:
+        owner: the module.
+    """
+
+    def __init__(self, owner: nn.Module) -> None:
+        self._roots: dict[Place, Holder] = {Place(name): module for name, module in owner.named_modules()}
+        kinds = frozenset({type(module) for module in self._roots.values()})
+        self._roots.update({Place(each.path, is_outside=True): each for each in _outside(kinds)})
+
+    def all(self) -> Iterator[tuple[Place, Holder]]:
+        """Yield everything, with its place."""
+        seen: set[int] = set()
+        for place, root in self._roots.items():
+            yield place, root
+            for slot, value in slots_of(root):
+                for steps, each in objects_in(value, seen):
+                    yield place._replace(path=(slot.name, *steps)), held(each)
+
+    def at(self, place: Place) -> Holder:
+        """Return what is at a place.
+
+        Raises:
+            SMPError: there is nothing on this rank.
+        """
+        root = self._roots[place._replace(path=())]
+        if not place.path:
+            return root
+        name, *steps = place.path
+        try:
+            return held(at(tuple(steps), attributes_of(root)[name]))
+        except (LookupError, AttributeError, TypeError):
+            where = ".".join([place.root, *map(str, place.path)])
+            raise SMPError(
+                f"a module of another pipeline rank has changed the object {where.lstrip('.')!r}, which is "
+                "not there on this rank: create it before the first step, or in each forward"
+            ) from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _outside(kinds: frozenset[type]) -> tuple[Held, ...]:
+    used = Used()
+    for kind in kinds:
+        used.add(used_by(kind))
+    return tuple(used.held())

@@ -1,0 +1,167 @@
+"""Objects that forwards fill and reset: caches, collectors, contexts, globals that a split model reaches."""
+
+from __future__ import annotations
+
+from collections import UserList
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import smdistributed.modelparallel.torch as smp
+from tests.support.equality import Pools, train_beside
+from tests.support.partitioned import restart
+
+WIDTH, MICROBATCHES, LAYERS = 6, 4, 6
+
+
+class Store:
+    """Maps of attention, emptied for each forward."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.maps: list[Tensor] = []
+        self.step = 0
+
+    def add(self, given: Tensor) -> None:
+        self.step += 1
+        self.maps.append(self.step * given.square().mean())
+
+    def total(self) -> Tensor:
+        return torch.stack(self.maps).sum() * self.step
+
+
+class SlottedStore(Store):
+    __slots__ = ("maps", "step")
+
+
+class Equal(Store):
+    """Cannot be a key, and is compared by what is in it."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Meter:
+    """Goes on from microbatch to microbatch."""
+
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.sum += value
+        self.count += 1
+
+
+class Controller:
+    """Has stores, and passes what it is given to one of them."""
+
+    def __init__(self, store: Store) -> None:
+        self.stores: dict[str, list[Store]] = {"down": [store], "up": [Store()]}
+
+    def __call__(self, given: Tensor) -> None:
+        self.stores["down"][0].add(given)
+        self.stores["up"][0].add(given)
+
+
+class Losses(list[Tensor]):
+    """A list of a class of the script."""
+
+
+STORE = Store()
+AUXILIARY: list[Tensor] = []
+
+
+class Layer(nn.Linear):
+    controller: Controller
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.tanh(super().forward(x))
+        self.controller(out)
+        AUXILIARY.append(out.mean())
+        return out * self.context.scale  # type: ignore[operator, union-attr, no-any-return]
+
+
+class Context:
+    def __init__(self) -> None:
+        self.scale, self.mask = 1.0, None
+
+
+class Net(nn.Module):
+    """Uses all of them, in itself, in its layers and in hooks."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    def __init__(self, kind: type[Store]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.store, self.context, self.meter = kind(), Context(), Meter()
+        self.losses, self.others, features = Losses(), UserList[Tensor](), Store()
+        for layer in self.layers:
+            layer.controller, layer.context = Controller(self.store), self.context
+            layer.register_forward_hook(lambda module, given, out: features.add(out))
+        self.features = lambda: features
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.features()
+        for each in (self.losses, self.others, self.seen, AUXILIARY):
+            each.clear()
+        features.reset()
+        if self.context.mask is None:
+            self.context.mask = x > 0
+        self.context.scale = x.abs().max().item()
+        for layer in self.layers:
+            x = layer(x)
+            STORE.add(x)
+            for kept in (self.losses, self.others, self.seen):
+                kept.append(x.square().mean())
+        stores = [self.store, STORE, features, *self.layers[0].controller.stores["up"]]
+        kept = [*self.losses, *self.others, *self.seen, *AUXILIARY]
+        out: Tensor = (x * self.context.mask).mean() + torch.stack(
+            [*(each.total() for each in stores), *kept]
+        ).sum()
+        for layer in self.layers:
+            layer.controller.stores["up"][0].reset()
+        for each in (self.store, STORE):
+            each.reset()
+        self.context.mask = None
+        self.meter.update(out.item())
+        return out
+
+
+def trained(kind: type[Store], looped: bool, pipeline: str) -> None:
+    restart(
+        partitions=2, microbatches=MICROBATCHES, auto_partition=False, default_partition=0, pipeline=pipeline
+    )
+    module, plain = Net(kind), Net(kind)
+    for number, layer in enumerate(module.layers):
+        smp.set_partition(layer, number % 2 if looped else 2 * number // LAYERS)
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(2 * MICROBATCHES, WIDTH, generator=generator),) for _ in range(3)]
+    train_beside(
+        smp.DistributedModel(module),
+        plain,
+        batches,
+        microbatches=MICROBATCHES,
+        loss=lambda model, x: model(x),
+    )
+    assert module.meter.count == plain.meter.count
+    assert module.meter.sum == pytest.approx(plain.meter.sum, rel=1e-4)
+    smp.shutdown()
+
+
+@pytest.mark.parametrize("pipeline", ["interleaved", "simple"])
+@pytest.mark.parametrize(("kind", "looped"), [(Store, True), (SlottedStore, False), (Equal, True)])
+def test_objects_that_forwards_fill_are_each_microbatchs_own(
+    pool: Pools, kind: type[Store], looped: bool, pipeline: str
+) -> None:
+    pool(2).run(trained, kind, looped, pipeline)
