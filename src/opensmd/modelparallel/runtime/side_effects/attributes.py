@@ -21,7 +21,6 @@ from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.containers import same_content
 from opensmd.modelparallel.runtime.side_effects.contents import ContainerSlots, ContentsPerMicrobatch
-from opensmd.modelparallel.runtime.side_effects.objects.code import counted_by
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held
 from opensmd.modelparallel.runtime.side_effects.objects.reach import is_object
 from opensmd.modelparallel.runtime.side_effects.objects.registry import Objects
@@ -222,13 +221,14 @@ class AttributesPerMicrobatch:
                 self._require_not_borrowed(slot, microbatch, structure.tensors_in(before))
                 if microbatch in values and self._goes_on(slot, before):
                     self._leave_to_later(values, microbatch, before)
-                if microbatch and is_noted(value):
-                    self._learn(slot, point, before, value)
+                if microbatch and is_noted(value) and self._learned.learn(slot, point, before, value):
+                    self._places.common.add(slot)
                 values[microbatch] = value
                 self._filled.get(slot, {}).pop(microbatch, None)
                 self._contents.is_new(slot, value, before)
-        if self._places.common:
-            self._leave_common()
+        for slot in self._places.common & self._values.keys():
+            del self._values[slot]
+            self._places.slots.remove(slot)
         if ends_forward:
             self._leave_counters(microbatch)
         # Passed with the call: stored, the two would form a reference cycle and wait for the collector.
@@ -323,27 +323,7 @@ class AttributesPerMicrobatch:
 
     def _goes_on(self, slot: Slot, value: Any) -> bool:
         """Whether this may be a counter, which later microbatches continue."""
-        own = slot in self._learned.reset or slot in self._learned.anew
-        return is_noted(value) and self._places.is_split(slot) and not own
-
-    def _learn(self, slot: Slot, point: int, before: Any, value: Any) -> None:
-        """Find out what a number is that a microbatch has changed, after the first one has."""
-        if self._learned.sets_anew(point, slot, before, value):
-            self._learned.anew.add(slot)
-        elif (
-            self._learned.has_shown(slot, before)
-            and isinstance(slot.holder, Held)
-            and slot.name in counted_by(slot.holder.kind)
-            and slot not in self._learned.reset
-            and slot not in self._learned.anew
-        ):
-            self._places.common.add(slot)
-
-    def _leave_common(self) -> None:
-        """Leave sums to all microbatches."""
-        for slot in [slot for slot in self._values if slot in self._places.common]:
-            del self._values[slot]
-            self._places.slots.remove(slot)
+        return is_noted(value) and self._places.is_split(slot) and not self._learned.is_of_forward(slot)
 
     def _complete(self, values: dict[int, Any]) -> dict[int, Any]:
         """Return the values from before the step, and of microbatches with complete forwards."""

@@ -29,15 +29,15 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
     set_content,
 )
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held
-from opensmd.modelparallel.runtime.side_effects.objects.places import Place, Reached
+from opensmd.modelparallel.runtime.side_effects.objects.places import Reached, ReachedPlace
 from opensmd.modelparallel.runtime.side_effects.slots import Holder, Slot, slots_of
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
 __all__ = ["Effects", "apply"]
 
-Attributes = dict[tuple[Place, str], Any]  # (module or object, attribute) -> value
-Inner = tuple[Place, str, int]  # and the number of a container in it
+Attributes = dict[tuple[ReachedPlace, str], Any]  # (module or object, attribute) -> value
+Inner = tuple[ReachedPlace, str, int]  # and the number of a container in it
 
 
 class _Kept(NamedTuple):
@@ -238,7 +238,7 @@ def _objects(arguments: Any) -> list[Any]:
     return objects
 
 
-def _attributes(holders: Iterable[tuple[Place, Holder]]) -> Attributes:
+def _attributes(holders: Iterable[tuple[ReachedPlace, Holder]]) -> Attributes:
     """Return attributes and buffers of modules and objects.
 
     Of any value, because counters must also be the same on all ranks.

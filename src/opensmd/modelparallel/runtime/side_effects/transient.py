@@ -24,6 +24,8 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
     is_container,
     same_content,
 )
+from opensmd.modelparallel.runtime.side_effects.objects.code import counted_by
+from opensmd.modelparallel.runtime.side_effects.objects.held import Held
 from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Holder, Slot, changed_slots
 
 __all__ = ["FirstForward", "Learned", "are_noted", "is_noted"]
@@ -53,12 +55,12 @@ class Learned:
 
     def sets_anew(self, point: int, key: Hashable, shown: Any, now: Any) -> bool:
         """Whether a microbatch that began with ``shown`` has the first one's number at the same point."""
-        if not self.has_shown(key, shown):
+        if not self._has_shown(key, shown):
             return False
         return any(self._at[near].get(key, self._before[key]) == now for near in self._near(point))
 
-    def has_shown(self, key: Hashable, shown: Any) -> bool:
-        """Whether a microbatch that began with ``shown`` began with another number than the first one."""
+    def _has_shown(self, key: Hashable, shown: Any) -> bool:
+        # Otherwise the same number says nothing.
         return key in self._before and bool(shown != self._before[key])
 
     def pass_point(self, point: int) -> None:
@@ -75,6 +77,17 @@ class Learned:
         before = [each for each in self._at if each < point]
         after = [each for each in self._at if each > point]
         return [*([max(before)] if before else []), *([min(after)] if after else [])]
+
+    def learn(self, slot: Slot, point: int, shown: Any, now: Any) -> bool:
+        """Learn from a microbatch that has changed a number; return whether all are to share it, as a sum."""
+        if self.sets_anew(point, slot, shown, now):
+            self.anew.add(slot)
+        goes_on = self._has_shown(slot, shown) and not self.is_of_forward(slot)
+        return goes_on and isinstance(slot.holder, Held) and slot.name in counted_by(slot.holder.kind)
+
+    def is_of_forward(self, slot: Slot) -> bool:
+        """Whether each forward resets what is there, or sets it anew."""
+        return slot in self.reset or slot in self.anew
 
     def forget_gone(self) -> None:
         """Forget slots of objects that are no more."""

@@ -14,10 +14,10 @@ from opensmd.modelparallel.runtime.side_effects.objects.held import Held, held
 from opensmd.modelparallel.runtime.side_effects.objects.reach import Path, at, objects_in
 from opensmd.modelparallel.runtime.side_effects.slots import Holder, attributes_of, slots_of
 
-__all__ = ["Place", "Reached"]
+__all__ = ["ReachedPlace", "Reached"]
 
 
-class Place(NamedTuple):
+class ReachedPlace(NamedTuple):
     """A module, file or class, or an object that is reached from there."""
 
     root: str  # the name of a submodule, or what is outside of modules
@@ -33,11 +33,13 @@ class Reached:
     """
 
     def __init__(self, owner: nn.Module) -> None:
-        self._roots: dict[Place, Holder] = {Place(name): module for name, module in owner.named_modules()}
+        self._roots: dict[ReachedPlace, Holder] = {
+            ReachedPlace(name): module for name, module in owner.named_modules()
+        }
         kinds = frozenset({type(module) for module in self._roots.values()})
-        self._roots.update({Place(each.path, is_outside=True): each for each in _outside(kinds)})
+        self._roots.update({ReachedPlace(each.path, is_outside=True): each for each in _outside(kinds)})
 
-    def all(self) -> Iterator[tuple[Place, Holder]]:
+    def all(self) -> Iterator[tuple[ReachedPlace, Holder]]:
         """Yield everything, with its place."""
         seen: set[int] = set()
         for place, root in self._roots.items():
@@ -46,7 +48,7 @@ class Reached:
                 for steps, each in objects_in(value, seen):
                     yield place._replace(path=(slot.name, *steps)), held(each)
 
-    def at(self, place: Place) -> Holder:
+    def at(self, place: ReachedPlace) -> Holder:
         """Return what is at a place.
 
         Raises:
