@@ -81,8 +81,6 @@ def with_backward_hook() -> nn.Module:
     return model
 
 
-
-
 class Slow(nn.Linear):
     """Takes so long that on the other rank the next microbatch has its turn meanwhile."""
 

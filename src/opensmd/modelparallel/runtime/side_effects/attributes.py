@@ -290,7 +290,7 @@ class AttributesPerMicrobatch:
             self._initial[held] = ({}, {})  # a forward has created it, or put it where it is reached
         for holder, (attributes, buffers) in self._initial.items():
             for slot, value in changed_slots(holder, attributes, buffers):
-                if slot not in self._values and slot not in self._places.common and _is_own(value):
+                if slot not in self._values and slot not in self._places.common and _is_own(slot, value):
                     self.is_set(slot)
 
     def _first_is_through(self, forward: FirstForward, point: int) -> None:
@@ -382,7 +382,7 @@ def _nearest_of(values: dict[int, Any], microbatch: int) -> int:
     return max([number for number in values if number < microbatch])
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(slot: Slot, value: Any) -> bool:
     """Whether a value belongs to one microbatch: it has or may soon have tensors, or is noted for later.
 
     So do functions, which may replace others for a while, as PEFT does for generating. Values that mark
@@ -390,4 +390,6 @@ def _is_own(value: Any) -> bool:
     """
     if isinstance(value, FunctionType | MethodType) or (isinstance(value, (list, dict)) and not value):
         return True
-    return is_noted(value) or is_object(value) or bool(structure.tensors_in(value))
+    if is_noted(value):
+        return not (isinstance(slot.holder, Held) and slot.holder.describes_process(slot.name))
+    return is_object(value) or bool(structure.tensors_in(value))

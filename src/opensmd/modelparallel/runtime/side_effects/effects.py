@@ -30,7 +30,9 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
 )
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held
 from opensmd.modelparallel.runtime.side_effects.objects.places import Reached, ReachedPlace
+from opensmd.modelparallel.runtime.side_effects.objects.reach import is_of_program
 from opensmd.modelparallel.runtime.side_effects.slots import Holder, Slot, slots_of
+from opensmd.modelparallel.runtime.side_effects.transient import is_noted
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
@@ -124,11 +126,18 @@ class Effects:
             for place, value in now.items()
             if place not in self._attributes or self._attributes[place] is not value
         }
-        self.counted = any(_is_another(self._attributes.get(place), now) for place, now in attributes.items())
+        # What is counted outside of modules mostly describes the process, and no call depends on it.
+        self.counted = any(
+            _is_another(self._attributes.get(place), value)
+            for place, value in attributes.items()
+            if not place[0].is_outside
+        )
         self.carries_on = torch.is_grad_enabled() and any(map(_may_carry_on, attributes.values()))
         # A file, a lock or a lambda stays here: no tensor can come out of it through attributes.
-        attributes = {place: value for place, value in attributes.items() if structure.can_be_dumped(value)}
-        filled = {place: filled for place, filled in self._filled() if structure.can_be_dumped(filled)}
+        attributes = {place: value for place, value in attributes.items() if _goes_elsewhere(place[0], value)}
+        filled = {
+            place: more for place, more in self._filled() if _goes_elsewhere(place[0], more.content, more)
+        }
         written = {
             number: _packed(tensor)
             for number, (tensor, before) in self._replicated.items()
@@ -153,7 +162,7 @@ class Effects:
         for place, (container, before) in self._contents.items():
             now = content_of(container)
             if not same_content(before, now):
-                if isinstance(before, dict) and isinstance(now, dict):
+                if isinstance(before, dict) and isinstance(now, dict) and not place[0].is_outside:
                     self.counted |= any(_is_another(before.get(key), value) for key, value in now.items())
                 more = added(before, now)
                 yield place, _Filled(_announced(before, now) if more is None else more, more is not None)
@@ -244,6 +253,16 @@ def _attributes(holders: Iterable[tuple[ReachedPlace, Holder]]) -> Attributes:
     Of any value, because counters must also be the same on all ranks.
     """
     return {(place, slot.name): value for place, holder in holders for slot, value in slots_of(holder)}
+
+
+def _goes_elsewhere(place: ReachedPlace, value: Any, announced: Any = None) -> bool:
+    """Whether other ranks may have what a call has left at a place, as ``announced``."""
+    if (place.path or place.is_outside) and not is_of_program(value):
+        return False
+    # A number outside of modules mostly describes the process (calls counted in a class).
+    if place.is_outside and not place.path and is_noted(value):
+        return False
+    return structure.can_be_dumped(value if announced is None else announced)
 
 
 def _is_another(before: Any, now: Any) -> bool:

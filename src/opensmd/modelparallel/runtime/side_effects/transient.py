@@ -24,7 +24,6 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
     is_container,
     same_content,
 )
-from opensmd.modelparallel.runtime.side_effects.objects.code import counted_by
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held
 from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Holder, Slot, changed_slots
 
@@ -83,7 +82,7 @@ class Learned:
         if self.sets_anew(point, slot, shown, now):
             self.anew.add(slot)
         goes_on = self._has_shown(slot, shown) and not self.is_of_forward(slot)
-        return goes_on and isinstance(slot.holder, Held) and slot.name in counted_by(slot.holder.kind)
+        return goes_on and isinstance(slot.holder, Held) and slot.name in slot.holder.counted
 
     def is_of_forward(self, slot: Slot) -> bool:
         """Whether each forward resets what is there, or sets it anew."""

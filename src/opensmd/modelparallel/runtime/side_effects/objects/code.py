@@ -1,28 +1,25 @@
-"""Which globals the code of a model's modules uses, and the classes in which it keeps anything.
+"""Which globals the code of a model's modules uses.
 
 Read from the names in the code of methods, and of the functions and classes of the script that they name.
 Code in installed packages does not count: it has many globals, and keeps nothing there between modules.
-
-The code of an object's class also says what it counts: the sums of a meter go on from microbatch to
-microbatch, in whichever order these add to them.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
-from opensmd.modelparallel.runtime.side_effects.objects.held import HeldByClass, HeldGlobals
+from opensmd.modelparallel.runtime.side_effects.objects.counted import added_to, functions_in
+from opensmd.modelparallel.runtime.side_effects.objects.held import HeldGlobals
 from opensmd.modelparallel.runtime.side_effects.objects.libraries import is_of_library
 
-__all__ = ["Used", "counted_by", "used_by"]
+__all__ = ["Used", "used_by"]
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -33,36 +30,35 @@ class Used:
     Attributes:
         globals: those of files whose code is used, by the name of the file's module.
         names: which of them are used.
-        classes: the script's classes.
+        counted: names to which code adds.
     """
 
     def __init__(self) -> None:
         self.globals: dict[str, dict[str, Any]] = {}
         self.names: dict[str, set[str]] = defaultdict(set)
-        self.classes: dict[type, None] = {}
+        self.counted: set[str] = set()
         self._seen: set[Any] = set()
 
     def add(self, other: Used) -> None:
         """Add what other code uses."""
         self.globals |= other.globals
-        self.classes |= other.classes
+        self.counted |= other.counted
         for module, names in other.names.items():
             self.names[module] |= names
 
-    def held(self) -> list[HeldGlobals | HeldByClass]:
+    def held(self) -> list[HeldGlobals]:
         """Return all of it."""
-        variables = [
-            HeldGlobals(self.globals[module], sorted(names), module) for module, names in self.names.items()
+        return [
+            HeldGlobals(self.globals[module], sorted(names), module, self.counted & names)
+            for module, names in self.names.items()
         ]
-        return [*variables, *map(HeldByClass, self.classes)]
 
     def read_class(self, kind: type) -> None:
         """Add what the methods of a class use."""
         for base in kind.__mro__:
             if base not in self._seen and _is_of_script(base.__module__, base):
                 self._seen.add(base)
-                self.classes[base] = None
-                for function in _functions(vars(base).values()):
+                for function in functions_in(vars(base).values()):
                     self.read(function)
 
     def read(self, function: FunctionType) -> None:
@@ -71,6 +67,7 @@ class Used:
             return
         self._seen.add(function)
         names = set(_names(function.__code__))
+        self.counted.update(added_to(function.__code__))
         self._look_up(names, function.__globals__, names)
 
     def _look_up(self, names: set[str], variables: dict[str, Any], inner: set[str]) -> None:
@@ -96,32 +93,6 @@ def used_by(kind: type) -> Used:
     used = Used()
     used.read_class(kind)
     return used
-
-
-@functools.lru_cache(maxsize=1024)
-def counted_by(kind: Any) -> frozenset[str]:
-    """Return the attributes to which the methods of an object's class add (``self.count += 1``)."""
-    methods = [function for base in kind.__mro__ for function in _functions(vars(base).values())]
-    return frozenset(name for function in methods for name in _added_to(function.__code__))
-
-
-def _added_to(code: CodeType) -> Iterator[str]:
-    adds = False
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "BINARY_OP":
-            adds = instruction.argrepr in ("+=", "-=")
-        elif instruction.opname == "STORE_ATTR" and adds:
-            yield instruction.argval
-        elif instruction.opname != "SWAP":
-            adds = False
-
-
-def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
-    for value in values:
-        if isinstance(value, (staticmethod, classmethod)):
-            value = value.__func__
-        candidates = (value.fget, value.fset) if isinstance(value, property) else (value,)
-        yield from (each for each in candidates if isinstance(each, FunctionType))
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -7,11 +7,13 @@ single forward.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any
 
-__all__ = ["Held", "HeldByClass", "HeldGlobals", "held", "is_filled"]
+from opensmd.modelparallel.runtime.side_effects.objects.counted import counted_by
+
+__all__ = ["Held", "HeldGlobals", "held", "is_filled"]
 
 
 class Held:
@@ -52,9 +54,13 @@ class Held:
         return False
 
     @property
-    def kind(self) -> type:
-        """The class of the object."""
-        return object
+    def counted(self) -> Collection[str]:
+        """The names of what its code adds to."""
+        return ()
+
+    def describes_process(self, name: str) -> bool:
+        """Whether a number there is most likely about the process (calls of all instances)."""
+        return False
 
 
 class HeldAttributes(Held):
@@ -62,7 +68,7 @@ class HeldAttributes(Held):
 
     def __init__(self, value: object, path: str) -> None:
         super().__init__(path)
-        self._kind = type(value)
+        self._kind: Any = type(value)
         self._slots = _slots(self._kind)
         self._has_dict = hasattr(value, "__dict__")
         self._value = _reference(value)
@@ -103,8 +109,8 @@ class HeldAttributes(Held):
         return self._value() is None
 
     @property
-    def kind(self) -> type:
-        return self._kind
+    def counted(self) -> Collection[str]:
+        return counted_by(self._kind)
 
 
 class HeldVariables(Held):
@@ -133,16 +139,18 @@ class HeldVariables(Held):
 
 
 class HeldGlobals(Held):
-    """Those globals of a file that the code of modules names."""
+    """Those globals of a file that the code of modules names, and of these the ones that it adds to."""
 
-    def __init__(self, variables: dict[str, Any], names: Iterable[str], path: str) -> None:
+    def __init__(
+        self, variables: dict[str, Any], names: Iterable[str], path: str, counted: Collection[str]
+    ) -> None:
         super().__init__(path)
         self._globals = variables
         self._names = set(names)
+        self._counted = counted
 
-    def add(self, names: Iterable[str]) -> None:
-        """Add further names."""
-        self._names.update(names)
+    def describes_process(self, name: str) -> bool:
+        return name in self._counted
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -153,29 +161,6 @@ class HeldGlobals(Held):
 
     def remove(self, name: str) -> None:
         self._globals.pop(name, None)
-
-
-class HeldByClass(Held):
-    """The attributes of a class that are neither functions nor other descriptors."""
-
-    def __init__(self, kind: type) -> None:
-        super().__init__(kind.__qualname__)
-        self._kind = kind
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return {
-            name: value
-            for name, value in vars(self._kind).items()
-            if not name.startswith("__") and not hasattr(type(value), "__get__")
-        }
-
-    def put(self, name: str, value: Any) -> None:
-        type.__setattr__(self._kind, name, value)
-
-    def remove(self, name: str) -> None:
-        if name in vars(self._kind):
-            type.__delattr__(self._kind, name)
 
 
 def held(value: Any, path: str = "") -> HeldAttributes | HeldVariables:

@@ -15,18 +15,20 @@ from enum import Enum
 from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from opensmd.modelparallel.runtime.side_effects.containers import is_container
 from opensmd.modelparallel.runtime.side_effects.objects.held import held, is_filled
 from opensmd.modelparallel.runtime.side_effects.objects.libraries import is_of_library
 
-__all__ = ["Path", "at", "is_object", "objects_in"]
+__all__ = ["Path", "at", "is_object", "is_of_program", "objects_in"]
 
 # What has more behind it (a trainer, a tokenizer) is not for one forward, and slow to look at.
 _MOST_VALUES = 1024
 _MOST_ENTRIES = 256
 _ORDINARY = frozenset({SimpleNamespace, UserDict, UserList})
+_PLAIN = (Tensor, torch.dtype, torch.device, torch.Size)
 _VALUES = frozenset({str, int, float, bool, type(None), bytes, complex})
 
 
@@ -79,6 +81,27 @@ def objects_in(value: Any, seen: set[int] | None = None) -> list[tuple[Path, Any
             found.append((path, each))
         waiting.extend(((*path, step), inner) for step, inner in _inside(each))
     return found
+
+
+def is_of_program(value: Any) -> bool:
+    """Whether this is made of tensors, numbers, text, containers and ordinary objects.
+
+    These mean the same on another rank; an object of a library may be a handle to something in this process.
+    """
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if type(each) in _VALUES or isinstance(each, _PLAIN) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if is_container(each) or isinstance(each, tuple):
+            waiting.extend(each.values() if isinstance(each, dict) else each)
+        elif not is_object(each):
+            return False
+        if is_object(each):
+            waiting.extend(held(each).values.values())
+    return True
 
 
 def at(path: Path, value: Any) -> Any:
