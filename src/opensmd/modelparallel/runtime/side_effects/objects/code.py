@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -87,9 +87,16 @@ class Used:
                 self.names[module].add(name)
 
 
+def used_by(kinds: Iterable[type]) -> Used:
+    """Return what the methods of modules' classes use."""
+    used = Used()
+    for kind in kinds:
+        used.add(_used_by_one(kind))
+    return used
+
+
 @functools.lru_cache(maxsize=1024)
-def used_by(kind: type) -> Used:
-    """Return what the methods of a module's class use."""
+def _used_by_one(kind: type) -> Used:
     used = Used()
     used.read_class(kind)
     return used

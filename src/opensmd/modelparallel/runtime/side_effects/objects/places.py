@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.runtime.side_effects.objects.code import Used, used_by
+from opensmd.modelparallel.runtime.side_effects.objects.code import used_by
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held, held
 from opensmd.modelparallel.runtime.side_effects.objects.reach import Path, at, objects_in
 from opensmd.modelparallel.runtime.side_effects.slots import Holder, attributes_of, slots_of
@@ -70,7 +70,4 @@ class Reached:
 
 @functools.lru_cache(maxsize=1024)
 def _outside(kinds: frozenset[type]) -> tuple[Held, ...]:
-    used = Used()
-    for kind in kinds:
-        used.add(used_by(kind))
-    return tuple(used.held())
+    return tuple(used_by(kinds).held())

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from opensmd.modelparallel.runtime.side_effects.objects.code import Used, used_by
+from opensmd.modelparallel.runtime.side_effects.objects.code import used_by
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held, held
 from opensmd.modelparallel.runtime.side_effects.objects.reach import Path, objects_in
 from opensmd.modelparallel.runtime.side_effects.slots import slots_of
@@ -28,11 +28,8 @@ class Objects:
     def __init__(self, modules: dict[nn.Module, str], split: Collection[nn.Module]) -> None:
         self._modules, self._split = modules, split
         self._known: dict[int, Held] = {}
-        self._used = Used()
         kinds: set[Any] = {type(module) for module in modules}
-        for kind in kinds:
-            self._used.add(used_by(kind))
-        self._outside: list[Held] = [*self._used.held()]
+        self._outside: list[Held] = [*used_by(kinds).held()]
         for each in self._outside:
             each.is_split = True
         self.refresh()
