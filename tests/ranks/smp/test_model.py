@@ -224,7 +224,7 @@ def test_an_attribute_of_the_users_module_is_told_where_to_find_it() -> None:
         _ = model.generate
 
 
-def tried_plans() -> list[bool | None]:
+def timed_plans() -> list[bool | None]:
     """Whether the plan of a model of convolutions comes from a clock; None on ranks that did not make it."""
     found = []
     for options, settings in (
@@ -259,7 +259,7 @@ def pictures() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 3))
 
 
-def test_convolutions_are_tried_unless_a_script_wants_estimates_or_the_same_order(
+def test_convolutions_are_timed_unless_a_script_wants_estimates_or_the_same_order(
     pool: Callable[[int], RankPool],
 ) -> None:
-    assert pool(2).run(tried_plans, backend="smddp") == [[True, False, False], [None, None, None]]
+    assert pool(2).run(timed_plans, backend="smddp") == [[True, False, False], [None, None, None]]

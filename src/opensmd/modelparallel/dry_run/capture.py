@@ -56,8 +56,8 @@ def capture(
             are undone.
         device: where a timed run takes place; by default, the parameters' device.
         times: measure times in three more, real runs (``trace_execution_times``), forward and backward.
-        operations: try each operation by itself if time estimates cannot be trusted and results do not depend
-            on where modules are.
+        operations: run the operations alone again, without the script, and time them if estimates cannot be
+            trusted and results do not depend on where modules are.
         memory: measure what is kept for backward in a real run instead of a fake one
             (``trace_memory_usage``).
         has_data: False if parameters have no data yet; then no real run takes place, even if requested.
@@ -87,7 +87,7 @@ def capture(
         return trace_of(tree, observer, measuring.of_steps())
     measured = measuring.if_doubtful()
     if measured is None and operations:
-        measured = measuring.of_operations()
+        measured = measuring.of_replays()
     return trace_of(tree, observer, measured)
 
 
@@ -160,7 +160,7 @@ def _observe_fake(
     written = WrittenTensors(module, call)
     try:
         with (
-            dry(module, written, observer.reach.backward),
+            dry(module, written, observer.backward),
             _quiet(),
             scales_made_for_real(),
             fakes,
@@ -193,7 +193,7 @@ def _observe_real(
     written = WrittenTensors(module, call)
     try:
         with (
-            dry(module, written, observer.reach.backward),
+            dry(module, written, observer.backward),
             written,
             observer,
             observer.saving(),
@@ -202,7 +202,7 @@ def _observe_real(
             observer.result(call())
     except Exception as error:
         # There are no gradients, so code that needs one fails only here. By then the model has been seen.
-        if isinstance(error, SMPError) or not observer.reach.went_backward:
+        if isinstance(error, SMPError) or not observer.went_backward:
             raise
         logger.debug("the dry run ended after a backward (%r)", error)
     return observer

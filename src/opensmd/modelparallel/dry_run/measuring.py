@@ -1,4 +1,4 @@
-"""Measuring the times of units: in real runs of the step, or by trials of its operations."""
+"""Measuring the times of units: in real runs of the step, or of its operations alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -20,7 +21,9 @@ from opensmd.modelparallel.dry_run.observing.observer import Observer
 from opensmd.modelparallel.dry_run.restoring import WrittenTensors
 from opensmd.modelparallel.dry_run.timing.clock import Timepiece, UnitSeconds
 from opensmd.modelparallel.dry_run.timing.gpu_stopwatch import GpuStopwatch
+from opensmd.modelparallel.dry_run.timing.replay import Replay
 from opensmd.modelparallel.dry_run.timing.step_clock import StepClock, Watching, losses_in, watching_seconds
+from opensmd.modelparallel.dry_run.timing.step_record import StepRecord
 from opensmd.modelparallel.dry_run.timing.stopwatch import Stopwatch
 from opensmd.modelparallel.dry_run.timing.unseen_work import outweighs
 from opensmd.modelparallel.exceptions import SMPError
@@ -36,7 +39,11 @@ logger = logging.getLogger("opensmd.modelparallel")
 FEWEST = 2
 FORWARDS = 3
 MOST = 8
-LEAST_SECONDS = 0.2
+LEAST_SECONDS = 0.5
+
+# Operations return at most so many times the bytes that a step without checkpoints keeps for its backward.
+RETURNED = 4
+FREE = 0.5  # the most of the free memory that a replay may take
 
 
 @dataclass(frozen=True)
@@ -62,19 +69,14 @@ class Measuring:
     def of_steps(self) -> UnitSeconds:
         """Measure real runs, after a warm-up; gradients are dropped as they arrive.
 
-        Two runs count, or more of short steps, as long as all take at most ``LEAST_SECONDS``. If a backward
-        would call the script's hooks, whose effects cannot be undone, none runs.
+        If a backward would call the script's hooks, whose effects cannot be undone, none runs.
         """
         backward = not has_backward_hooks(self.module)
-        runs = self._runs(backward=backward)
-        clocks = list(islice(runs, FEWEST + 1))[1:]
-        more = int(LEAST_SECONDS / max(clocks[-1].all_seconds, LEAST_SECONDS / MOST)) - FEWEST
-        clocks += islice(runs, max(0, more))
-        usual = self._usual(clocks)
+        usual = _usual(_counting(self._runs(backward=backward)), self._watching())
         if usual.backward is not None:
             return usual
-        tried = self._trials()
-        return UnitSeconds(usual.forward, None if tried is None else tried.backward)
+        replayed = self._replayed()
+        return usual if replayed is None else replayed._replace(forward=usual.forward)
 
     def if_doubtful(self) -> UnitSeconds | None:
         """Measure forwards in real runs if the estimate may have missed work; None if not, or if that fails.
@@ -91,38 +93,60 @@ class Measuring:
             # The script may need gradients, and a mere estimate must not stop it.
             logger.debug("the step could not be timed (%r); its work is estimated from shapes alone", error)
             return None
-        forward = self._usual(clocks).forward
+        forward = _usual(clocks, self._watching()).forward
         estimates = self.observer.forward_seconds
         missed = [unit for unit in doubtful if outweighs(forward.get(unit, 0.0), estimates[unit])]
         return UnitSeconds(forward, None) if missed else None
 
-    def of_operations(self) -> UnitSeconds | None:
-        """Try operations if estimates cannot be trusted and results do not depend on the cut.
+    def of_replays(self) -> UnitSeconds | None:
+        """Run the operations again if estimates cannot be trusted and results do not depend on the cut.
 
         With random numbers, the cut decides which are drawn where, and measured times differ from run to run.
         That also rules out torch's deterministic algorithms, under which nothing may differ.
         """
-        trials = self.observer.trials
-        if trials.draws or torch.are_deterministic_algorithms_enabled() or not trials.are_needed:
+        record = self.observer.record
+        if torch.are_deterministic_algorithms_enabled() or record.draws or not record.is_doubtful:
             return None
-        return self._trials()
+        return self._replayed()
 
-    def _trials(self) -> UnitSeconds | None:
-        """Try operations; none needs more memory than the parameters and one microbatch's activations."""
-        if self.device.type != "cpu":
+    def _replayed(self) -> UnitSeconds | None:
+        """Run the operations again, as far as that is possible with the memory of a step."""
+        record = self.observer.record
+        if self.device.type != "cpu" or not record.is_complete or not self._has_memory_for(record):
             return None
+        replay = Replay(record)
+        try:
+            clocks = _counting(replay.runs())
+            watching = Watching(replay.call_seconds(), self._watching().node)
+        except Exception as error:
+            # An operation may need what is no argument of it, and a mere estimate must not stop the script.
+            logger.debug("the operations could not be run again (%r); their times are estimated", error)
+            return None
+        usual = _usual(clocks, watching)
+        if usual.backward is None:
+            return usual
+        return usual._replace(backward=self._completed(usual.backward))
+
+    def _has_memory_for(self, record: StepRecord) -> bool:
+        """Whether a replay, which has no checkpoints, keeps about as much as the step, and that is free."""
         parameters = sum(map(size_of, self.tree.parameters.values()))
-        return self.observer.trials.seconds(parameters + sum(self.observer.activation_bytes.values()))
+        activations = sum(self.observer.activation_bytes.values())
+        if activations > FREE * psutil.virtual_memory().available:
+            return False
+        return record.returned_bytes <= parameters + RETURNED * activations
 
-    def _usual(self, clocks: Sequence[StepClock[Any]]) -> UnitSeconds:
-        """Return typical times of several runs, without the cost of watching, which no GPU has."""
-        watching = Watching(0.0, 0.0) if self._on_gpu else watching_seconds()
-        runs = [clock.taken(watching) for clock in clocks]
-        forward = _medians([run.forward for run in runs])
-        backwards = [run.backward for run in runs if run.backward is not None]
-        if len(backwards) < len(runs):
-            return UnitSeconds(forward, None)
-        return UnitSeconds(forward, _medians(backwards), with_sums=True)
+    def _completed(self, backward: Mapping[int, float]) -> Mapping[int, float]:
+        """Add backwards that no operation showed, such as those of autograd functions, as estimated."""
+        estimates = self.observer.backward_seconds()
+        estimated = sum(estimates[unit] for unit in backward)
+        if not estimated:
+            return estimates
+        pace = sum(backward.values()) / estimated
+        return {unit: pace * seconds for unit, seconds in estimates.items()} | dict(backward)
+
+    def _watching(self) -> Watching:
+        """Return the cost of watching a step, which no GPU has."""
+        return Watching(0.0, 0.0) if self._on_gpu else watching_seconds()
 
     @property
     def _on_gpu(self) -> bool:
@@ -161,6 +185,23 @@ class Measuring:
                 raise
             logger.debug("a timed run ended after a backward (%r)", error)
             return None
+
+
+def _counting(runs: Iterator[StepClock[Any]]) -> list[StepClock[Any]]:
+    """Return runs after a warm-up: two, or more of short steps if all together take ``LEAST_SECONDS``."""
+    clocks = list(islice(runs, FEWEST + 1))[1:]
+    more = int(LEAST_SECONDS / max(clocks[-1].all_seconds, LEAST_SECONDS / MOST)) - FEWEST
+    return [*clocks, *islice(runs, max(0, more))]
+
+
+def _usual(clocks: Sequence[StepClock[Any]], watching: Watching) -> UnitSeconds:
+    """Return typical times of several runs, without the cost of watching."""
+    runs = [clock.taken(watching) for clock in clocks]
+    forward = _medians([run.forward for run in runs])
+    backwards = [run.backward for run in runs if run.backward is not None]
+    if len(backwards) < len(runs):
+        return UnitSeconds(forward, None)
+    return UnitSeconds(forward, _medians(backwards), with_sums=True)
 
 
 def _medians(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:

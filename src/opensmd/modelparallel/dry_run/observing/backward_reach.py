@@ -7,12 +7,10 @@ forward only. An operation's graph nodes are known by the sequence numbers that 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel.dry_run._torch_internals import made_by, number_of_next_node
 
@@ -20,14 +18,9 @@ __all__ = ["BackwardReach"]
 
 
 class BackwardReach:
-    """Notes operations and losses of one run.
-
-    Attributes:
-        went_backward: whether there was a backward.
-    """
+    """Notes operations and losses of one run."""
 
     def __init__(self) -> None:
-        self.went_backward = False
         self._bounds = [0]  # rising: the numbers that were free after each differentiated operation
         self._reached: set[int] = set()  # those that have a loss
 
@@ -37,11 +30,6 @@ class BackwardReach:
         if number > self._bounds[-1]:
             self._bounds.append(number)
         return number
-
-    def backward(self, plain: Callable[..., None], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Note a backward in place of running ``plain(*args, **kwargs)``."""
-        self.went_backward = True
-        self.losses(tree_leaves(args[0] if args else kwargs["tensors"]))
 
     def losses(self, losses: Sequence[Tensor]) -> None:
         """Note that backward runs from these."""

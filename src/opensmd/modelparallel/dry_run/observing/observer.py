@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ from opensmd.modelparallel.dry_run.observing.data_flow import DataFlow
 from opensmd.modelparallel.dry_run.observing.escaped_tensors import EscapeSearch
 from opensmd.modelparallel.dry_run.observing.weight_gradient_memory import LateGradients
 from opensmd.modelparallel.dry_run.timing.clock import Clock
-from opensmd.modelparallel.dry_run.timing.operation_trials import OperationTrials
 from opensmd.modelparallel.dry_run.timing.step_clock import losses_in
+from opensmd.modelparallel.dry_run.timing.step_record import StepRecord
 from opensmd.modelparallel.dry_run.timing.unseen_work import UnseenWork
 from opensmd.modelparallel.planning.costs.cost import cost_of
 from opensmd.modelparallel.runtime.tensors.storages import StorageSet
@@ -43,10 +43,11 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         flow: what units produce and use.
         hooked: the modules with forward hooks.
         late: what backwards may leave for later.
-        trials: operations to try because estimates cannot be trusted.
+        record: what to run again if estimates cannot be trusted.
         escapes: tensors that hooks carry out of modules.
         unseen: work that operations do not show.
         reach: which operations have a backward.
+        went_backward: whether there was a backward within the run.
         forward_seconds, flops, activation_bytes: by unit.
         operations: their number, by innermost module.
     """
@@ -62,7 +63,8 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.hooked: set[str] = set()
         self.late = LateGradients(flow.is_parameter)
         self.reach = BackwardReach()
-        self.trials = OperationTrials(flow.is_parameter, self.reach.has)
+        self.record = StepRecord()
+        self.went_backward = False
         self.escapes = EscapeSearch(position.stack, flow.made_by)
         self.operations: dict[str, int] = defaultdict(int)
         self._backwards: dict[tuple[int, int], float] = defaultdict(float)  # by unit, and number for reach
@@ -84,11 +86,15 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         out = func(*args, **kwargs)
         unit = self.position.current
-        if unit < 0 or not isinstance(func, torch._ops.OpOverload):
-            return out  # before the model's first call, so data that every rank has
-        unit = self.flow.operation(inputs, out, unit, is_view=func.is_view)
-        self.escapes.operation(inputs, out)
+        if not isinstance(func, torch._ops.OpOverload):
+            return out
+        if unit >= 0:
+            unit = self.flow.operation(inputs, out, unit, is_view=func.is_view)
+            self.escapes.operation(inputs, out)
         differentiated = needs_gradient or self.unseen.differentiates
+        self.record.note(func, args, kwargs, out, unit, differentiated=differentiated)
+        if unit < 0:
+            return out  # before the model's first call, so data that every rank has
         cost = cost_of(func, args, kwargs, out, needs_gradient=differentiated)
         self.flops[unit] += cost.flops
         self.forward_seconds[unit] += cost.forward_seconds
@@ -96,7 +102,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if number is not None:
             self._backwards[unit, number] += cost.backward_seconds
         self.late.operation(func, args, inputs, out, unit, cost.forward_seconds)
-        self.trials.note(func, args, kwargs, out, unit, cost, number)
+        self.record.weigh(func, cost)
         if self.position.stack:
             self.operations[self.position.stack[-1]] += 1
         self.unseen.operation(func, unit, since)
@@ -125,8 +131,17 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def result(self, value: Any) -> None:
         """Note that the run returned ``value``, from which the caller may run backward."""
         self.escapes.result(value)
-        if not self.reach.went_backward:
-            self.reach.losses(losses_in(value))
+        if not self.went_backward:
+            self._goes_backward(losses_in(value))
+
+    def backward(self, plain: Callable[..., None], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Note a backward in place of running ``plain(*args, **kwargs)``."""
+        self.went_backward = True
+        self._goes_backward(tree_leaves(args[0] if args else kwargs["tensors"]))
+
+    def _goes_backward(self, losses: Sequence[Tensor]) -> None:
+        self.reach.losses(losses)
+        self.record.goes_backward(losses)
 
     def backward_seconds(self) -> dict[int, float]:
         """Return what backwards take, by unit."""

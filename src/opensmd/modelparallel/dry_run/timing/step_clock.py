@@ -68,6 +68,15 @@ class StepClock(Clock[Moment]):
 
     def enter(self, module: str) -> None:
         super().enter(module)
+        self._begun()
+
+    def begin(self, unit: int) -> None:
+        """Note that a call in ``unit`` begins, which ends with :meth:`rest`."""
+        self._tick()
+        self.current = unit
+        self._begun()
+
+    def _begun(self) -> None:
         self.calls_of[self.current] += 1
         self._units[-1] = self.current
         self._since = self.watch.now()
@@ -83,7 +92,7 @@ class StepClock(Clock[Moment]):
         return sum(self.seconds.values()) + sum(self.backward.values())
 
     def rest(self) -> None:
-        """Note that from now on only backwards are part of the step."""
+        """Note that what follows is no part of the step, but for backwards and what :meth:`begin` says."""
         self._tick()
         self.current = -1
 
@@ -117,7 +126,10 @@ class StepClock(Clock[Moment]):
 
     def backward_of(self, module: nn.Module) -> Callable[..., None]:
         """Like :meth:`run_backward`, but only for the parameters of ``module``, which keep no gradients."""
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        return self.backward_to([parameter for parameter in module.parameters() if parameter.requires_grad])
+
+    def backward_to(self, trained: Sequence[nn.Parameter]) -> Callable[..., None]:
+        """Like :meth:`backward_of`, for the parameters ``trained``."""
 
         def run(plain: Callable[..., None], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
             self.run_backward(plain, args, {"inputs": trained, **kwargs}, _gradients_dropped(trained))

@@ -39,18 +39,18 @@ def going_backward(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("step", [returning, going_backward])
-@pytest.mark.parametrize("tried", [False, True])
+@pytest.mark.parametrize("timed", [False, True])
 def test_a_layer_whose_result_is_left_out_has_no_backward(
-    step: Callable[[nn.Module], Any], tried: bool
+    step: Callable[[nn.Module], Any], timed: bool
 ) -> None:
-    model = Net(convolutions=tried)
-    trace = capture(model, lambda: step(model), operations=tried)
-    assert trace.measured is tried
+    model = Net(convolutions=timed)
+    trace = capture(model, lambda: step(model), operations=timed)
+    assert trace.measured is timed
     backward = {unit.module: unit.backward_seconds for unit in trace.units}
     assert backward.pop("layers.1") == 0.0
-    # of trials of operations that are so small, nothing may be left
-    assert any(backward.values()) if tried else all(backward.values())
-    assert tried or all(unit.forward_seconds for unit in trace.units)
+    # of operations that are so small, nothing may be left of what was measured
+    assert any(backward.values()) if timed else all(backward.values())
+    assert timed or all(unit.forward_seconds for unit in trace.units)
 
 
 def test_everything_has_a_backward_if_no_loss_is_known() -> None:
