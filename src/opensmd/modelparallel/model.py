@@ -325,9 +325,9 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             return call.args, call.kwargs, 0
         with Explained(call.function, "while the ranks agreed on its arguments", pipeline):
             if self._engine is None:
-                (args, kwargs), seed = first_inputs(call.function, call.args, call.kwargs, pipeline)
+                (args, kwargs), seed, _ = first_inputs(call.function, call.args, call.kwargs, pipeline)
             else:
-                (args, kwargs), seed = self._engine.agreed_inputs(call.function, call.args, call.kwargs)
+                (args, kwargs), seed, _ = self._engine.agreed_inputs(call.function, call.args, call.kwargs)
                 self._compare_with_plan(self._engine)
         return args, kwargs, seed
 
@@ -398,6 +398,8 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         if self._traces_times or self._traces_memory:
             warn_of_untraced(split=self._engine is not None, by_hand=not smp_state.cfg.auto_partition)
         self.finish_partition(plan)
+        if self._engine is not None:
+            self._engine.begin_modes()
         if smp_state.rank == 0:
             print_plan(plan)
         may_have_replicas = smp_state.groups.size(CommGroup.DP_GROUP) > 1 or smp_state.cfg.elastic is not None

@@ -193,6 +193,43 @@ def different_batches() -> None:
             assert found.item() == pytest.approx(wanted)
 
 
+def frozen_where_they_live() -> None:
+    """What a rank freezes and switches of its own part counts on all, in the first step's hooks and later."""
+    model = start()
+    model.register_post_partition_hook(
+        lambda *_: [each.requires_grad_(False) for each in model.local_parameters() if each.dim() == 1]
+    )
+    step(model, torch.ones(4, 6))
+    assert [each.requires_grad for each in model.parameters()] == [True, False] * 4
+    for parameter in model.local_parameters():
+        parameter.requires_grad_(parameter.dim() == 1)
+    for module in model.local_modules():
+        if isinstance(module, nn.Linear):
+            module.eval()
+    model.zero_grad()
+    step(model, torch.ones(4, 6))
+    assert [each.requires_grad for each in model.parameters()] == [False, True] * 4
+    assert not any(layer.training for layer in model.get_module())
+    assert all((each.grad is not None) == (each.dim() == 1) for each in model.local_parameters())
+
+
+def switched_on_one_rank() -> None:
+    """A change on one rank alone, of what lives elsewhere or before the first step, is an error on all."""
+    for number, change in enumerate((lambda it: it.requires_grad_(False), nn.Module.eval)):
+        for trained in (True, False):
+            model = start()
+            if trained:
+                step(model, torch.ones(4, 6))
+            if smp.pp_rank() == 0:
+                change(model.get_module()[3 if trained else 0])
+            shown = ["requires_grad of parameter '%d.weight'", "training of module '%d'"][number]
+            place, home = (3, smp.pp_size() - 1) if trained else (0, 0)
+            with pytest.raises(
+                SMPError, match=f"{shown % place} is {trained} on pipeline rank {home}, where"
+            ):
+                step(model, torch.ones(4, 6))
+
+
 FUNCTIONS = [
     local_parts,
     norms,
@@ -202,6 +239,8 @@ FUNCTIONS = [
     hooks,
     bad_batches,
     different_batches,
+    frozen_where_they_live,
+    switched_on_one_rank,
 ]
 
 

@@ -61,7 +61,7 @@ def first_inputs(
         SMPError: a step of an earlier engine failed on the same group.
     """
     require_sound(group)
-    return agreed_inputs(function, args, kwargs, group, control_device(group), seed=seed_of_step())
+    return agreed_inputs(function, args, kwargs, group, control_device(group), seed=seed_of_step(), modes=0)
 
 
 class Engine:
@@ -231,20 +231,37 @@ class Engine:
         """Return what a step begins with, the same on all ranks: the first rank's if they differ.
 
         Raises:
-            SMPError: an earlier step failed, here or on another rank.
+            SMPError: an earlier step failed, here or on another rank; or ranks disagree on what is trained.
         """
         self.errors.require_none()
         transport = self._context.transport
         with self.errors.alike(confirm=False):
             transport.require_no_abort()
             try:
-                return agreed_inputs(
-                    function, args, kwargs, self._group, self._control_device, seed=seed_of_step()
+                inputs = agreed_inputs(
+                    function,
+                    args,
+                    kwargs,
+                    self._group,
+                    self._control_device,
+                    seed=seed_of_step(),
+                    modes=self._placed.modes.number(),
                 )
             except RuntimeError:
                 with contextlib.suppress(DistBackendError):
                     transport.require_no_abort()  # it may know the cause
                 raise
+        # Outside: nothing of the step has been sent, so that an error about modes leaves the group usable.
+        if inputs.same_modes:
+            self._placed.modes.have_agreed()
+        else:
+            self._placed.modes.follow_homes(self._group)
+        return inputs
+
+    def begin_modes(self) -> None:
+        """Agree on what hooks have frozen and switched since the model was placed; on all ranks."""
+        self._placed.modes.number()
+        self._placed.modes.follow_homes(self._group)
 
     def seed_step(self, seed: int) -> None:
         """Set what the next step's random numbers follow from that all ranks draw alike."""
@@ -319,7 +336,7 @@ class Engine:
             transport.flush()
             self._context.sent_since_flush = False
         alone = microbatches == 1 or self._config.active_microbatches == 1
-        self._placed.trained.begin_step(may_change=alone and self.reducer is None)
+        self._placed.trained.begin_step(self._placed.modes.trained, may_change=alone and self.reducer is None)
         self._context.random.begin_step(self._seed)
         mode = (self._placed.module.training, torch.is_grad_enabled())
         self._context.script_random.begin_step(mode, self._seed)

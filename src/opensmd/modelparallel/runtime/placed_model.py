@@ -13,6 +13,7 @@ from opensmd.modelparallel.exceptions import SMPUnsupportedError
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.runtime.calls.interception import intercepted
 from opensmd.modelparallel.runtime.calls.sequential import Sequences
+from opensmd.modelparallel.runtime.messages.step_modes import StepModes
 from opensmd.modelparallel.runtime.side_effects.attributes import Places
 from opensmd.modelparallel.runtime.side_effects.buffers import OrderedBuffers
 from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import default_generators
@@ -35,6 +36,7 @@ class PlacedModel:
         module, plan: as given.
         parameters: all of the model's, including those of other ranks.
         trained: which of them are trained.
+        modes: that, and which modules are in training mode, before each step.
         buffers: those of modules that run piece by piece.
         places: where modules keep tensors that change during steps.
         device: where the model computes.
@@ -67,6 +69,7 @@ class PlacedModel:
         tagged = self._tag_parameters(module, plan)
         self.parameters = [parameter for parameter, _ in tagged]
         self.trained = TrainedParameters(tagged)
+        self.modes = self._modes_of(tagged)
         buffers, self.replicated_memory = self._tag_buffers(modules, plan)
         self.placed_memory = buffers | frozenset(
             parameter.untyped_storage()._cdata
@@ -106,6 +109,13 @@ class PlacedModel:
             if tag.home != self._rank and not isinstance(parameter, RemoteTensor):
                 make_remote(parameter, clipping)
         return tagged
+
+    def _modes_of(self, tagged: list[tuple[nn.Parameter, Tag]]) -> StepModes:
+        names = [name for name, _ in self.module.named_parameters()]
+        parameters = [(name, each, tag.home) for name, (each, tag) in zip(names, tagged, strict=True)]
+        split = [(name, module, self.plan.homes[name]) for name, module in self._split.items()]
+        whole = [(name, module, home) for name, (module, home) in self._whole.items()]
+        return StepModes(parameters, [*split, *whole])
 
     def _divided_buffers(self, modules: dict[str, nn.Module], plan: Plan) -> frozenset[Tensor]:
         everywhere = -1

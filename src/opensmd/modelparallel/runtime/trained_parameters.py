@@ -29,18 +29,18 @@ class TrainedParameters:
         self._numbers = {tag: number for number, (_, tag) in enumerate(parameters)}
         self._may_change = False
 
-    def begin_step(self, *, may_change: bool) -> None:
-        """Find out what is trained. ``may_change``: the step function may freeze and unfreeze parameters."""
+    def begin_step(self, trained: tuple[bool, ...], *, may_change: bool) -> None:
+        """Take over which parameters are trained, because between steps the script may freeze anything.
+
+        Args:
+            trained: for each parameter, the same on all ranks.
+            may_change: the step function may freeze and unfreeze parameters.
+        """
         self._may_change = may_change
-        trained = []
-        with without_interception():  # parameters of other ranks have a guarded class
-            # The tag follows the parameter: between steps, the script may freeze anything, on all ranks.
-            for parameter, tag in self._parameters:
-                wanted = parameter.requires_grad
-                tag.requires_grad = wanted
-                trained.append(wanted)
+        for (_, tag), wanted in zip(self._parameters, trained, strict=True):
+            tag.requires_grad = wanted
         # Hashes of booleans are the same in every process, so ranks agree without communication.
-        self.epoch = hash(tuple(trained))
+        self.epoch = hash(trained)
 
     def change(self, parameter: nn.Parameter, tag: Tag, wanted: bool) -> None:
         """Change a parameter's ``requires_grad`` inside a step, on this rank and in what all ranks know.

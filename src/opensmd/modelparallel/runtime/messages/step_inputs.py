@@ -40,10 +40,12 @@ class StepInputs(NamedTuple):
     Attributes:
         arguments: those of its function.
         seed: for the random numbers that all ranks draw alike.
+        same_modes: whether all ranks gave the same number for the modes of their models.
     """
 
     arguments: Arguments
     seed: int
+    same_modes: bool
 
 
 def agreed_inputs(
@@ -54,11 +56,13 @@ def agreed_inputs(
     device: torch.device,
     *,
     seed: int,
+    modes: int,
 ) -> StepInputs:
     """Return the arguments of the step ``function`` with which all ranks of ``group`` continue, and a seed.
 
     Objects other than tensors, plain values and containers of these stay each rank's own. ``device`` is where
     small tensors must be for the group to carry them. Of the ranks' ``seed``, the first one's counts.
+    ``modes`` is what :meth:`.StepModes.number` returns.
 
     Raises:
         SMPError: the ranks called different functions, or only some of them without gradients.
@@ -66,15 +70,16 @@ def agreed_inputs(
     """
     leaves = structure.tensors_in((args, kwargs))
     program = _program(function)
-    # Four numbers in one collective, because every step pays for this.
-    mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves), seed])
+    # Five numbers in one collective, because every step pays for this.
+    mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves), seed, modes])
     numbers = gathered_vectors(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
     # Raised before anything is sent: ranks in different functions would wait for messages that never come.
-    if len(set(numbers[::4])) > 1:
+    if len(set(numbers[::5])) > 1:
         _refuse_different(program, group)
-    forms, data, seed = set(numbers[1::4]), set(numbers[2::4]), numbers[3]
+    forms, data, seed = set(numbers[1::5]), set(numbers[2::5]), numbers[3]
+    same_modes = len(set(numbers[4::5])) == 1
     if len(forms) == len(data) == 1:
-        return StepInputs((args, kwargs), seed)
+        return StepInputs((args, kwargs), seed, same_modes)
     # Empty tensors on later ranks have another shape and are intended; different data of the same shape is
     # not.
     if len(forms) == 1:
@@ -84,7 +89,7 @@ def agreed_inputs(
             "smp.dp_rank(), not smp.rank())",
             stacklevel=script_level(),
         )
-    return StepInputs(_first_rank_arguments(args, kwargs, group, device), seed)
+    return StepInputs(_first_rank_arguments(args, kwargs, group, device), seed, same_modes)
 
 
 def _program(function: Callable[..., Any]) -> tuple[str, str]:
