@@ -20,6 +20,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
+import torch
+
 from tests.faults.campaign.hosts import Hosts
 from tests.faults.campaign.records import Board, Fate, Record
 
@@ -98,6 +100,9 @@ class Job:
             self.hosts.enter(rank, self.ranks)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
+        # After a fork, torch creates its thread pool anew when it is first asked for. If threads of autograd
+        # ask at the same time, one of them may find none.
+        torch.set_num_threads(1)
 
     def report(self, run: Callable[[], Record], *, tidy: bool) -> int:
         """Run the rank's side, send its record, and end unless ``tidy``; the exit code of the process."""
