@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from tests.support.equality import Pools, train_beside
 from tests.support.partitioned import restart
 from tests.support.patience import PATIENCE
@@ -40,6 +41,17 @@ class Scaled(nn.Module):
         with torch.no_grad():
             self.seen.mul_(0.5).add_(h.mean(0))
         out: Tensor = self.second(h - self.seen) * self.scale
+        return out
+
+
+class Assigned(Scaled):
+    """Replaces its buffers by what the second stage alone computes, and the first one reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x * self.scale))
+        out: Tensor = self.second(h - self.seen)
+        self.scale = 0.5 * self.scale + out.detach().mean(0)
+        self.seen = self.seen + out.detach().amax(0)
         return out
 
 
@@ -79,11 +91,11 @@ def test_buffers_drawn_without_a_common_seed_are_the_first_ranks(pool: Pools) ->
     pool(2).run(drawn_without_a_common_seed)
 
 
-def loaded(partial: bool) -> None:
+def loaded(partial: bool, kind: type[Scaled]) -> None:
     """A checkpoint whose buffers are others is loaded after the first step, and before it if ``partial``."""
-    other = Scaled(1)
+    other = kind(1)
     other.seen.fill_(0.25)
-    module = placed(Scaled(0))
+    module = placed(kind(0))
     model = smp.DistributedModel(module)
     step = smp.step(lambda x: model(x).square().mean())
     given = other.state_dict()
@@ -93,36 +105,74 @@ def loaded(partial: bool) -> None:
         model.load_state_dict(given, same_partition_load=True)
     step(rows(0))
     model.load_state_dict(given, **({"same_partition_load": True} if partial else {}))
-    first, second = of_all_stages(module)
-    torch.testing.assert_close(first, (other.scale, other.seen), rtol=0, atol=0)
-    torch.testing.assert_close(second, (other.scale, other.seen), rtol=0, atol=0)
+    if kind is Scaled or partial:
+        first, second = of_all_stages(module)
+        torch.testing.assert_close(first, (other.scale, other.seen), rtol=0, atol=0)
+        torch.testing.assert_close(second, (other.scale, other.seen), rtol=0, atol=0)
     torch.testing.assert_close(step(rows(2)).reduce_mean(), plain(other, rows(2)))
+    if partial:
+        require_saved_where_computed(model, step, other)
     smp.shutdown()
 
 
+def require_saved_where_computed(model: Any, step: Any, other: Scaled) -> None:
+    """What a step has computed is in exactly one rank's part, which another run loads."""
+    model.to("cpu")  # of local tensors
+    part, whole = model.local_state_dict(), model.state_dict()
+    parts = smp.allgather([name for name in part if "." not in name], smp.PP_GROUP)
+    assert sorted(name for names in parts for name in names if name in whole) == ["scale", "seen"]
+    fresh = smp.DistributedModel(placed(type(other)(5)))
+    fresh.load_state_dict(copy.deepcopy(part), same_partition_load=True)
+    step = smp.step(lambda x: fresh(x).square().mean())
+    torch.testing.assert_close(step(rows(3)).reduce_mean(), plain(other, rows(3)))
+
+
+@pytest.mark.parametrize("kind", [Scaled, Assigned])
 @pytest.mark.parametrize("partial", [False, True], ids=["full", "partial"])
-def test_loading_changes_all_copies(pool: Pools, partial: bool) -> None:
-    pool(2).run(loaded, partial)
+def test_loading_changes_all_copies(pool: Pools, partial: bool, kind: type[Scaled]) -> None:
+    pool(2).run(loaded, partial, kind)
 
 
-def replicas() -> None:
-    module = placed(Scaled(dist.get_rank()), ddp=True)
+def of_another_partition() -> None:
+    model = smp.DistributedModel(placed(Scaled(0)))
+    smp.step(lambda x: model(x).square().mean())(rows(0))
+    part = model.local_state_dict()
+    if smp.pp_rank() == 1:
+        part["other"] = part.pop("second.bias")
+    with pytest.raises(SMPCheckpointError, match=r"missing \['second.bias'\], unknown \['other'\]"):
+        model.load_state_dict(part, same_partition_load=True)
+    smp.shutdown()
+
+
+def test_all_ranks_refuse_what_does_not_fit_one_of_them(pool: Pools) -> None:
+    pool(2).run(of_another_partition)
+
+
+def replicas(kind: type[Scaled]) -> None:
+    module = placed(kind(dist.get_rank()), ddp=True)
     model = smp.DistributedModel(module)
     step = smp.step(lambda x: model.backward(model(x).square().mean()))
-    reference = Scaled(0)
+    reference = kind(0)
     for number in range(3):
         step(rows(10 * number + smp.dp_rank()))
-        mine = Scaled(0)
-        mine.seen.copy_(reference.seen)  # as each step begins with what the first replica has
+        mine = kind(0)
+        mine.load_state_dict(reference.state_dict())  # each step begins with what the first replica has
         plain(mine, rows(10 * number + smp.dp_rank()))
-        for stage in of_all_stages(module):
+        found = of_all_stages(module) if kind is Scaled else [of_whole(model)]
+        for stage in found:
             torch.testing.assert_close(stage, (mine.scale, mine.seen))
         plain(reference, rows(10 * number))
     smp.shutdown()
 
 
-def test_replicas_share_all_copies(pool: Pools) -> None:
-    pool(4).run(replicas)
+def of_whole(model: Any) -> tuple[Tensor, Tensor]:
+    whole = model.state_dict()
+    return whole["scale"], whole["seen"]
+
+
+@pytest.mark.parametrize("kind", [Scaled, Assigned])
+def test_replicas_share_all_copies(pool: Pools, kind: type[Scaled]) -> None:
+    pool(4).run(replicas, kind)
 
 
 class Statistics(nn.Module):

@@ -11,6 +11,7 @@ from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.checkpoint.saving.random_states import random_states, set_random_states
 from opensmd.modelparallel.dry_run.restoring import KeptModel
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.wrapped import WrappedModel
 
 __all__ = ["KeptStep"]
@@ -33,7 +34,11 @@ class KeptStep:
                 name: parameter for name, parameter in module.named_parameters() if model.is_here(name)
             }
             _require_cpu(self._parameters)
-            buffers = [buffer for name, buffer in module.named_buffers() if model.is_here(name)]
+            buffers = [
+                buffer
+                for name, buffer in module.named_buffers()
+                if model.is_here(name) and not isinstance(buffer, Placeholder)
+            ]
             self._model = KeptModel(module, list(self._parameters.values()), buffers)
             self._gradients = [
                 (parameter.grad, parameter.grad.detach().clone())

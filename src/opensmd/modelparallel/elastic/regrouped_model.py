@@ -68,6 +68,7 @@ class RegroupedModel(ModelState):
             if self._engine is not None:
                 self._engine.follow_group(self.get_module(), state.groups[CommGroup.PP_GROUP])
             self.follow_plan(plan)
+            self.share_what_is_everywhere()  # new replicas have all buffers on all ranks
             state.follow_groups()
         self._make_replicas(equal=equal)
 

@@ -55,6 +55,7 @@ def replan(model: ModelState, engine: Engine, plan: Plan) -> bool:
     if replicas is not None:
         replicas.close()
     before_writing()
+    model.share_what_is_everywhere()
     _move_tensors(module, before, plan, group)
     engine.follow(module, plan)
     model.follow_plan(plan)

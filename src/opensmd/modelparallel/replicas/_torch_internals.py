@@ -6,8 +6,8 @@ tests/ranks/replicas/test_hybrid.py fails loudly when torch changes them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from opensmd.modelparallel.exceptions import SMPError
 
 __all__ = [
+    "DistributedStage",
     "NotForDDP",
     "arm",
     "begin",
@@ -38,6 +39,30 @@ class NotForDDP:
         )
 
 
+class DistributedStage(DistributedDataParallel):
+    """A stage's part of a module, which sends those buffers whose data is on this rank.
+
+    Args:
+        has_data: tells of a buffer whether it is. That may change: a forward may replace one that all stages
+            have by what one of them has computed.
+        args, kwargs: torch's.
+    """
+
+    def __init__(self, *args: Any, has_data: Callable[[Tensor], bool], **kwargs: Any) -> None:
+        self._has_data = has_data
+        super().__init__(*args, **kwargs)
+
+    def _assign_modules_buffers(self) -> None:
+        super()._assign_modules_buffers()  # type: ignore[no-untyped-call]
+        buffers = self.named_module_buffers.items()
+        here = {name: buffer for name, buffer in buffers if self._has_data(buffer)}
+        self.named_module_buffers, self.modules_buffers = here, [*here.values()]
+
+    def _sync_module_buffers(self, authoritative_rank: int) -> None:
+        if self.modules_buffers:  # torch cannot broadcast nothing
+            super()._sync_module_buffers(authoritative_rank)  # type: ignore[no-untyped-call]
+
+
 def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
     """Do what DDP does before a forward: join notice, new buckets, buffers. ``reduce=False`` is its no_sync.
 
@@ -47,6 +72,8 @@ def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
     ddp.require_backward_grad_sync = reduce
     if not is_joining(ddp):
         ddp.require_forward_param_sync = True
+    if not ddp.modules_buffers:
+        ddp._assign_modules_buffers()  # without any, it would not look for new ones
     ddp._pre_forward()  # type: ignore[no-untyped-call]
 
 

@@ -32,6 +32,7 @@ from opensmd.collectives.gradients.flat import copy_back, flatten, in_buckets
 from opensmd.modelparallel.ranks.composite import is_composite, plain_parts
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.replicas._torch_internals import (
+    DistributedStage,
     arm,
     begin,
     begin_again,
@@ -57,6 +58,7 @@ class Replicas:
         module: the user's whole module, already placed.
         is_local: whether the parameter or buffer of this full name lives on this rank.
         group: the ranks with the same stage.
+        has_data: whether the data of a buffer that all stages had at first is still on this rank.
         bucket_cap_mb: bucket size in MiB.
         broadcast_buffers: send the first replica's buffers to the others at the start of every step.
         gradient_as_bucket_view: let gradients be views of the buckets.
@@ -76,6 +78,7 @@ class Replicas:
         *,
         is_local: Callable[[str], bool],
         group: dist.ProcessGroup,
+        has_data: Callable[[Tensor], bool] = lambda _: True,
         bucket_cap_mb: float = 25,
         broadcast_buffers: bool = True,
         gradient_as_bucket_view: bool = False,
@@ -93,6 +96,7 @@ class Replicas:
         self.bucket_bytes = int(bucket_cap_mb * MEBIBYTE)
         self._module = module
         self._is_local = is_local
+        self._has_data = has_data
         self._broadcast_buffers = broadcast_buffers
         self._passes = 0
         self._inside = False
@@ -274,14 +278,16 @@ class Replicas:
             self._send_from_first(list(composite.values()))
         elsewhere = [name for name, _ in _tensors(self._module) if not self._is_local(name)]
         with ignoring(self._module, [*elsewhere, *composite]):
-            return DistributedDataParallel(self._module, init_sync=first, **self._ddp_options)
+            return DistributedStage(
+                self._module, has_data=self._has_data, init_sync=first, **self._ddp_options
+            )
 
     def _send_from_first(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast what this stage has but no reducer handles."""
         local = {
             id(buffer_or_parameter)
             for name, buffer_or_parameter in _tensors(self._module)
-            if self._is_local(name)
+            if self._is_local(name) and self._has_data(buffer_or_parameter)
         }
         for tensor in tensors:
             if id(tensor) in local:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether, refuse_common_hook
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
 from opensmd.modelparallel.sharding.sharded_replicas import ShardedReplicas, refuse_comm_hook
 from opensmd.modelparallel.sharding.trained_slices import is_cut
@@ -42,7 +45,9 @@ def make_replicas(
             mine = model.is_here(name) and name not in cut
             return mine and model.works_on_scaled_batch(name) == scaled
 
-        return Replicas(model.get_module(), is_local=is_local, group=groups[kind], **options)
+        return Replicas(
+            model.get_module(), is_local=is_local, group=groups[kind], has_data=_is_real, **options
+        )
 
     distributed = model.has_scaled_batch
     slices_have_replicas = distributed and groups[CommGroup.RDP_GROUP].size() > 1
@@ -60,3 +65,7 @@ def make_replicas(
             find_unused_parameters=options["find_unused_parameters"],
         )
     return ReplicasTogether(members) if distributed else members[0]
+
+
+def _is_real(buffer: Tensor) -> bool:
+    return not isinstance(buffer, Placeholder)

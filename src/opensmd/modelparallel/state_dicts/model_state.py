@@ -6,7 +6,6 @@ at certain moments, such as hooks.
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -121,7 +120,7 @@ class ModelState(Moves):
     def finish_partition(self, plan: Plan) -> None:
         """Load pending state dicts, cut the optimizers and run the hooks; called when the model is placed."""
         self.follow_plan(plan)
-        self._share_what_is_everywhere()
+        self.share_what_is_everywhere()
         self._make_common_parts_equal()
         if self.shards:
             state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
@@ -143,12 +142,7 @@ class ModelState(Moves):
         }
         if homes:
             state.groups.split_off_owners(sorted(homes))
-        split = plan.split()
-        self._everywhere = {
-            name: weakref.ref(buffer)
-            for name, buffer in self.get_module().named_buffers()
-            if name.rpartition(".")[0] in split
-        }
+        self._split_modules = frozenset(plan.split())
 
     def finish_step(self) -> None:
         """Run the pending post-step hooks; the engine calls this at the end of each step."""

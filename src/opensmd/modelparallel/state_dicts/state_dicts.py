@@ -6,7 +6,7 @@ A full state dict is that of the plain module, in its order, collected from the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -173,10 +173,10 @@ class StateDicts(DistributedParts):
     def _own_entries(self) -> dict[str, Any]:
         """Return this rank's entries for a partial state dict.
 
-        That is what lives here, what the module's hooks have made of it, and buffers of split modules that
-        the forward has replaced by results of this rank.
+        That is what lives here, and what the module's hooks have made of it.
         """
         module = self.get_module()
+        me = state.groups.rank_in(CommGroup.PP_GROUP)
         names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         buffers = dict(module.named_buffers(remove_duplicate=False))
         whole = self._entries()
@@ -185,9 +185,9 @@ class StateDicts(DistributedParts):
             for name, value in whole.items()
             if has_data(value)
             and (
-                self.is_local(name)
-                or (isinstance(value, Tensor) and name not in names and name not in buffers)
-                or (name in self._everywhere and self._everywhere[name]() is not buffers.get(name))
+                self._home_of_buffer(name, buffers[name]) == me
+                if name in buffers
+                else self.is_local(name) or (isinstance(value, Tensor) and name not in names)
             )
         }
         return with_versions(own, whole)
@@ -263,21 +263,37 @@ class StateDicts(DistributedParts):
         if not self.partitioned:
             self._pending_local = given
             return torch.nn.modules.module._IncompatibleKeys([], [])
-        local = set(self._own_entries())
         own = self._sliced(marked(given))
-        if set(own) != local:
-            raise SMPCheckpointError(
-                f"rank {state.rank}: this partial state dict comes from another partition: missing "
-                f"{sorted(local - set(own))[:3]}, unknown {sorted(set(own) - local)[:3]}. Load it without "
-                "same_partition_load=True"
-            )
+        sources = self._require_same_partition(set(own))
+        self.share_what_is_everywhere()  # forwards may have left the data of buffers on other ranks
         self._check(own, strict=False)
         module = self.get_module()
         with stand_ins(module, self.is_here):
             module.load_state_dict(with_versions({**module.state_dict(), **own}, own), strict=False)
-        self._share_what_is_everywhere()
+        self.share_what_is_everywhere(sources)
         state.follow_model()
         return torch.nn.modules.module._IncompatibleKeys([], [])
+
+    def _require_same_partition(self, own: Collection[str]) -> dict[str, int]:
+        """Raise on all ranks if the names in some rank's partial state dict are not those that live there.
+
+        Returns:
+            The ranks that have the buffers of split modules: any of them may have computed one.
+        """
+        group, local = state.groups[CommGroup.PP_GROUP], set(self._own_entries())
+        wanted, given = ([name for name in names if self._is_of_split(name)] for names in (local, own))
+        missing, unknown = sorted(local - set(own) - set(wanted)), sorted(set(own) - local - set(given))
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, (state.rank, missing, unknown, wanted, given), group=group)
+        sources = {name: source for source, (*_, given) in reversed([*enumerate(found)]) for name in given}
+        for rank, missing, unknown, wanted, _ in found:
+            missing = [*missing, *sorted(set(wanted) - set(sources))]
+            if missing or unknown:
+                raise SMPCheckpointError(
+                    f"rank {rank}: this partial state dict comes from another partition: missing "
+                    f"{missing[:3]}, unknown {unknown[:3]}. Load it without same_partition_load=True"
+                )
+        return sources
 
     def _check(self, given: Mapping[str, Any], *, strict: bool) -> None:
         """Check names (if ``strict``) and shapes before torch changes anything, unless module code does."""

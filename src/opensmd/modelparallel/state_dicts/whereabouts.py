@@ -6,10 +6,11 @@ data.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan, ancestors
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.sendable import sendable
+from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
+from opensmd.modelparallel.runtime.tensors.tags import tag_of
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.save_pretrained import guard_save_pretrained
 
@@ -48,7 +51,7 @@ class Whereabouts(nn.Module):
         self.plan: Plan | None = None
         self.gathered = False
         self.delayed = DelayedParameters(module)
-        self._everywhere: dict[str, weakref.ref[Tensor]] = {}  # and the buffer of that name at first
+        self._split_modules: frozenset[str] = frozenset()
 
     def __getattr__(self, name: str) -> Any:
         """Look up as in torch; if the user's module has the attribute, the error says where to find it.
@@ -95,8 +98,18 @@ class Whereabouts(nn.Module):
         return homes[found] == state.groups.rank_in(CommGroup.PP_GROUP)
 
     def is_here(self, name: str) -> bool:
-        """Like :meth:`is_local`, and True for buffers of split modules, which every rank has a copy of."""
-        return name in self._everywhere or self.is_local(name)
+        """Like :meth:`is_local`, and True for buffers of split modules, which every rank has a copy of.
+
+        It is a placeholder if a forward has replaced the buffer by what another rank has computed.
+        """
+        return self._is_of_split(name) or self.is_local(name)
+
+    def _is_of_split(self, name: str) -> bool:
+        """Whether this is the name of a buffer of a split module."""
+        owner, _, own = name.rpartition(".")
+        if owner not in self._split_modules:
+            return False
+        return self.get_module().get_submodule(owner)._buffers.get(own) is not None
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this rank with their full names; may be empty."""
@@ -114,7 +127,12 @@ class Whereabouts(nn.Module):
     def local_named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers of this rank with their full names."""
         self._require_partitioned("local_named_buffers")
-        return ((name, buffer) for name, buffer in self.get_module().named_buffers() if self.is_local(name))
+        me = state.groups.rank_in(CommGroup.PP_GROUP)
+        return (
+            (name, buffer)
+            for name, buffer in self.get_module().named_buffers()
+            if self._home_of_buffer(name, buffer) == me
+        )
 
     def local_buffers(self) -> Iterator[Tensor]:
         """The buffers of this rank."""
@@ -135,17 +153,33 @@ class Whereabouts(nn.Module):
         homes = self.plan.homes
         return homes[next(ancestor for ancestor in (name, *ancestors(name)) if ancestor in homes)]
 
-    def _share_what_is_everywhere(self) -> None:
-        """Make all copies of a buffer equal to that of its home.
+    def _home_of_buffer(self, name: str, buffer: Tensor) -> int:
+        """Return the rank in the replica that holds a buffer, or counts as doing so if all do."""
+        tag = tag_of(buffer) if self._is_of_split(name) else None
+        return self._home_of(name) if tag is None else tag.home
 
-        They may have been drawn at random, or only the home may have loaded them. All ranks must call.
+    def share_what_is_everywhere(self, sources: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Make all copies of a buffer equal to that of its home; all ranks must call.
+
+        They may have been drawn at random, only the home may have loaded them, or a forward may have replaced
+        them by what the home alone has computed.
+
+        Args:
+            sources: the ranks whose copies count instead, by name.
         """
         group = state.groups[CommGroup.PP_GROUP]
-        for name, buffer in self.get_module().named_buffers():
-            if name in self._everywhere:
-                data = sendable(buffer)
-                dist.broadcast(data, group=group, group_src=self._home_of(name))
-                buffer.detach().copy_(data)
+        shared: dict[int, Tensor] = {}
+        for name, buffer in self.get_module().named_buffers(remove_duplicate=False):
+            if not self._is_of_split(name):
+                continue
+            if id(buffer) not in shared:
+                shared[id(buffer)] = whole = _whole(buffer)
+                data = sendable(whole)
+                source = sources.get(name, self._home_of_buffer(name, buffer))
+                dist.broadcast(data, group=group, group_src=source)
+                whole.detach().copy_(data)
+            owner, _, own = name.rpartition(".")
+            self.get_module().get_submodule(owner)._buffers[own] = shared[id(buffer)]
 
     def _require_partitioned(self, name: str) -> None:
         if not self.partitioned:
@@ -153,3 +187,10 @@ class Whereabouts(nn.Module):
                 f"{name}() works once the model is partitioned, which the first call of a smp.step function "
                 "does; use register_post_partition_hook to act right then"
             )
+
+
+def _whole(buffer: Tensor) -> Tensor:
+    """Return a buffer, or if it has been computed on one rank, a tensor that may be on all."""
+    if isinstance(buffer, Placeholder):
+        return torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device=buffer.device)
+    return buffer if tag_of(buffer) is None else buffer.detach().clone()
