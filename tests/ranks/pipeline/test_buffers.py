@@ -45,13 +45,14 @@ class Scaled(nn.Module):
 
 
 class Assigned(Scaled):
-    """Replaces its buffers by what the second stage alone computes, and the first one reads."""
+    """Replaces its buffers, so that what is in them is on the second stage alone; the first one reads it."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.first(x * self.scale))
         out: Tensor = self.second(h - self.seen)
         self.scale = 0.5 * self.scale + out.detach().mean(0)
-        self.seen = self.seen + out.detach().amax(0)
+        self.seen = torch.zeros(WIDTH)
+        self.seen.add_(out.detach().amax(0))
         return out
 
 

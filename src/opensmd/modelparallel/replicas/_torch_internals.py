@@ -73,7 +73,8 @@ def begin(ddp: DistributedDataParallel, *, reduce: bool) -> None:
     if not is_joining(ddp):
         ddp.require_forward_param_sync = True
     if not ddp.modules_buffers:
-        ddp._assign_modules_buffers()  # without any, it would not look for new ones
+        # Without any, it would not look for new ones.
+        ddp._assign_modules_buffers()  # type: ignore[no-untyped-call]
     ddp._pre_forward()  # type: ignore[no-untyped-call]
 
 

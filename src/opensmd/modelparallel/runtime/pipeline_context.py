@@ -41,6 +41,7 @@ class PipelineContext:
         sum_warning: sees every backward of torch's own.
         offloading: that of checkpointed activations; None keeps them in memory.
         sent_since_flush: whether something sent may still have to leave before it may be changed.
+        moved: whether a call of this step has changed a tensor in place that lives elsewhere since.
         replacing: the number of open calls of ``functional_call`` on this rank.
         begun: the number of microbatches in earlier steps.
         borrowed: tags of tensors used in this step by a later microbatch than their own.
@@ -60,6 +61,7 @@ class PipelineContext:
     sum_warning: SumWarning
     offloading: Offloading | None = None
     calls: KnownCalls = field(default_factory=KnownCalls)
+    moved: bool = False
     replacing: int = 0
     begun: int = 0
     borrowed: set[Tag] = field(default_factory=set)

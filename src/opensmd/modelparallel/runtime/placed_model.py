@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +78,11 @@ class PlacedModel:
             # Sparse parameters have no storage that views could share.
             if tag.home == rank and parameter.layout is torch.strided
         )
+
+    @property
+    def split_modules(self) -> Iterable[nn.Module]:
+        """Those that run piece by piece."""
+        return self._split.values()
 
     def require_no_backward_hooks(self) -> None:
         """Raise for a module that runs piece by piece and has full backward hooks.

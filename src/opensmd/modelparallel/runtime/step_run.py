@@ -9,6 +9,7 @@ from typing import Any
 from opensmd.modelparallel.replicas.backward_count import Backwards
 from opensmd.modelparallel.runtime.backward.backward_pass import BackwardPass, Reducer
 from opensmd.modelparallel.runtime.backward.weight_gradients import WeightGradients
+from opensmd.modelparallel.runtime.calls.changed_arguments import leave_where_changed
 from opensmd.modelparallel.runtime.calls.interception import CallingThread
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.microbatch_run import MicrobatchRun
@@ -122,6 +123,9 @@ class StepRun:
             self._weight_gradients.drop()
             self._context.escaped.forget()
             self._state_per_microbatch.end_step()
+            if self._context.moved:
+                leave_where_changed(self._placed.split_modules, self._context.rank)
+                self._context.moved = False
 
     def abandon(self) -> None:
         """Release what unfinished microbatches keep, because the step has failed."""

@@ -12,11 +12,11 @@ That depends on what a call at home 1 writes into (the home announces it as a ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opensmd.modelparallel._torch_internals import unversioned
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
@@ -25,12 +25,13 @@ from opensmd.modelparallel.runtime.calls.descriptions.description import Change
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
 from opensmd.modelparallel.runtime.microbatch import Microbatch
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
+from opensmd.modelparallel.runtime.tensors.memory_layout import strides_of
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
-from opensmd.modelparallel.runtime.tensors.tags import AliasFamily, Tag, put_tag, tag_of
+from opensmd.modelparallel.runtime.tensors.tags import AliasFamily, Tag, put_tag, real_tensor, tag_of
 from opensmd.modelparallel.runtime.turns.turns import Turns
 
-__all__ = ["ChangedArguments"]
+__all__ = ["ChangedArguments", "leave_where_changed"]
 
 
 class ChangedArguments:
@@ -143,6 +144,7 @@ class ChangedArguments:
         if real is not None and real is not leaf:  # the call got and changed a copy
             moved.real = real
         put_tag(leaf, moved)
+        self._context.moved = True
 
     def _spread(self, tensor: Tensor, home: int) -> None:
         """Send what a call at ``home`` has written into replicated memory to the other ranks."""
@@ -153,6 +155,34 @@ class ChangedArguments:
             copy = self._transfers.bring(written, tag, rank)
             if copy is not None and rank != home:
                 tensor.copy_(copy)
+
+
+def leave_where_changed(modules: Iterable[nn.Module], rank: int) -> None:
+    """Replace moved tensors in buffers and attributes at the end of a step by what they stand for.
+
+    Elsewhere the script's object still has the numbers from before the change, and at home perhaps no data.
+    """
+    for module in modules:
+        for values in (module.__dict__, module._buffers):
+            for name, value in values.items():
+                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                    values[name] = _where_changed(value, rank)
+
+
+def _where_changed(tensor: Tensor, rank: int) -> Tensor:
+    """Return a tensor's data if that is on this rank, else a placeholder."""
+    tag = tag_of(tensor)
+    if tag is None:
+        return tensor
+    if tag.home == rank:
+        found = real_tensor(tensor)
+    elif isinstance(tensor, Placeholder):
+        return tensor
+    else:
+        found = Placeholder.of_form(tensor.shape, strides_of(tensor), tensor.dtype, tensor.device)
+    if found is not tensor:
+        put_tag(found, Tag(tag.home, tag.requires_grad, serial=tag.serial))
+    return found
 
 
 def _take_form(leaf: Tensor, change: Change, real: Tensor | None) -> None:
