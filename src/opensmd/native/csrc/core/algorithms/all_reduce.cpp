@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/algorithms/chain.hpp"
 #include "core/algorithms/factors.hpp"
 #include "core/algorithms/two_shot.hpp"
 #include "core/memory/copy.hpp"
@@ -18,7 +19,7 @@ class AllReduce {
  public:
   AllReduce(Context& context, Round& round, const AllReduceOptions& options, const Reducer& reducer)
       : context_(context), round_(round), reducer_(reducer), data_(static_cast<std::byte*>(options.data)),
-        bytes_(options.count * size_of(options.dtype)),
+        bytes_(options.count * size_of(options.dtype)), dtype_(options.dtype), reduction_(options.reduction),
         factors_(context, round.sequence(), options.reduction, options.factor) {}
 
   void run() {
@@ -32,6 +33,7 @@ class AllReduce {
       copy_bytes(context_.stage.at(placement.offset), data_, bytes_);
     }
     placement.first_slot = two_shot_slot(context_, bytes_);
+    placement.crowded = context_.crowded;
     announce(round_, placement);
     round_.post();
     round_.meet();
@@ -39,6 +41,7 @@ class AllReduce {
     if (heaps == context_.size) return zero_copy();
     // Only some are in the heap: those have staged nothing, and must not change while they are read.
     if (small && heaps == 0) return one_shot();
+    if (goes_along_a_chain()) return chain(context_, round_, {data_, bytes_, dtype_, reduction_});
     two_shot(context_, round_, reducer_, {data_, data_, bytes_, -1, factors_.all()});
   }
 
@@ -46,6 +49,12 @@ class AllReduce {
   // Every member reads every array, which pays only while it costs less than another wait for all others.
   size_t one_shot_limit() const {
     return std::min(context_.arena.shape().staging_bytes, context_.size == 2 ? kPage : 8 * kPage);
+  }
+
+  bool goes_along_a_chain() const {
+    bool may = reduction_ != Reduction::PremulSum && combines_in_parts(dtype_, reduction_);
+    for (int i = 0; i < context_.size; ++i) may = may && announced(round_, i).crowded != 0;
+    return may;
   }
 
   void through_entry_lines() {
@@ -99,6 +108,8 @@ class AllReduce {
   const Reducer& reducer_;
   std::byte* const data_;
   const size_t bytes_;
+  const DType dtype_;
+  const Reduction reduction_;
   Factors factors_;
 };
 

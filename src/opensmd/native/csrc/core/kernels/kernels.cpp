@@ -123,6 +123,17 @@ Reducer::Reducer(DType dtype, Reduction reduction, int members, SimdLevel level)
   kernel_ = find_kernel(dtype, reduction, level);
 }
 
+bool combines_in_parts(DType dtype, Reduction reduction) {
+  const bool wide = dtype == DType::F32 || dtype == DType::F64 || dtype == DType::C64 || dtype == DType::C128;
+  switch (reduction) {
+    case Reduction::Average: return wide;  // integer sums have 64 bits
+    case Reduction::Sum:
+    case Reduction::PremulSum:
+    case Reduction::Product: return wide || reducible(dtype, Reduction::BitAnd);
+    default: return true;
+  }
+}
+
 void average_sums(void* sums, size_t count, DType dtype, int members) {
   const void* in = sums;
   Reducer(dtype, Reduction::Average, members)(&sums, 1, &in, 1, count * size_of(dtype));

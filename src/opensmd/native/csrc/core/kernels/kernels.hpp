@@ -51,6 +51,10 @@ class Reducer {
   double divisor_;
 };
 
+// Whether results of some inputs, in the dtype itself, combine with the rest to the result of all, bit for bit (of
+// PremulSum, whose inputs are multiplied first).
+bool combines_in_parts(DType dtype, Reduction reduction);
+
 // Turns sums over `members` into averages, in place.
 void average_sums(void* sums, size_t count, DType dtype, int members);
 

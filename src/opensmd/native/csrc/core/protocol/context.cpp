@@ -21,9 +21,13 @@ GroupConfig checked(GroupConfig config) {
   return config;
 }
 
+bool is_crowded(const GroupConfig& config) {
+  return config.size > (config.cores > 0 ? config.cores : sysconf(_SC_NPROCESSORS_ONLN));
+}
+
 unsigned spin_nanoseconds(const GroupConfig& config) {
   if (config.waiting.spin_microseconds >= 0) return static_cast<unsigned>(config.waiting.spin_microseconds) * 1000;
-  return config.size <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 0;
+  return is_crowded(config) ? 0 : 2000;
 }
 
 }  // namespace
@@ -31,7 +35,8 @@ unsigned spin_nanoseconds(const GroupConfig& config) {
 Context::Context(GroupConfig given)
     : config(checked(std::move(given))), rank(config.rank), size(config.size), timeout(config.timeout),
       arena(config.fd, config.rank, config.shared_mapping), liveness(arena, rank),
-      record(arena, rank, Record::Collectives), heap(arena, rank), stage(arena, rank), spin_ns(spin_nanoseconds(config)) {
+      record(arena, rank, Record::Collectives), heap(arena, rank), stage(arena, rank),
+      crowded(is_crowded(config)), spin_ns(spin_nanoseconds(config)) {
   if (arena.shape().size != size) {
     throw std::invalid_argument("the shared memory was made for " + std::to_string(arena.shape().size) +
                                 " members, the group has " + std::to_string(size));

@@ -3,10 +3,6 @@
 namespace opensmd::levels {
 namespace {
 
-bool wide(DType dtype) {
-  return dtype == DType::F32 || dtype == DType::F64 || dtype == DType::C64 || dtype == DType::C128;
-}
-
 // A host's sum may be too large for a narrow float where the average is not, so it is divided before it is rounded.
 bool divides_first(const Layout& layout, DType dtype, Reduction reduction) {
   return reduction == Reduction::Average && is_narrow(dtype) && layout.hosts() < layout.size();
@@ -36,13 +32,7 @@ TwoSums::TwoSums(const Layout& layout, DType dtype, Reduction reduction, double 
       conclude(dtype, in_the_last_step(layout, dtype, reduction), layout.size()) {}
 
 bool TwoSums::serve(DType dtype, Reduction reduction) {
-  switch (reduction) {
-    case Reduction::Average: return wide(dtype) || is_narrow(dtype);  // integer sums have 64 bits
-    case Reduction::Sum:
-    case Reduction::PremulSum: return wide(dtype) || is_narrow(dtype) || reducible(dtype, Reduction::BitAnd);
-    case Reduction::Product: return wide(dtype) || reducible(dtype, Reduction::BitAnd);
-    default: return true;
-  }
+  return (is_narrow(dtype) && reduction != Reduction::Product) || combines_in_parts(dtype, reduction);
 }
 
 }  // namespace opensmd::levels
