@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "core/algorithms/factors.hpp"
+#include "core/algorithms/pipelines/two_shot.hpp"
 #include "core/algorithms/root.hpp"
-#include "core/algorithms/two_shot.hpp"
 #include "core/memory/copy.hpp"
 #include "core/memory/parts.hpp"
 #include "core/protocol/placement.hpp"

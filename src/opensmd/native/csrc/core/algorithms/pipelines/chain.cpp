@@ -1,4 +1,4 @@
-#include "core/algorithms/chain.hpp"
+#include "core/algorithms/pipelines/chain.hpp"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "core/algorithms/two_shot.hpp"
+#include "core/algorithms/pipelines/two_shot.hpp"
 
 #include "core/memory/copy.hpp"
 #include "core/memory/parts.hpp"
