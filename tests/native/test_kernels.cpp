@@ -155,7 +155,7 @@ TEST(same_bits, "every instruction set gives the same bits, at any alignment and
   for (const DType dtype : all_dtypes()) {
     for (const Reduction reduction : all_reductions()) {
       if (!reducible(dtype, reduction)) continue;
-      for (int ranks = 1; ranks <= 5; ++ranks) {
+      for (const int ranks : {1, 2, 3, 4, 5, 8, 9}) {
         const size_t element = size_of(dtype);
         const size_t count = 1 + random() % 3000;
         const size_t shift = random() % 9 * element;
@@ -196,7 +196,7 @@ TEST(backwards, "walking backwards through memory gives the same bits, in place 
     for (const Reduction reduction : {Reduction::Sum, Reduction::Average, Reduction::Max}) {
       if (!reducible(dtype, reduction)) continue;
       const size_t element = size_of(dtype);
-      for (const int ranks : {2, 3, 4}) {
+      for (const int ranks : {2, 3, 4, 5, 8}) {
         for (const size_t bytes : {size_t{0}, size_t{48}, size_t{64 * 11}, size_t{10 * 1024 + 48}}) {
           std::vector<std::vector<unsigned char>> given(static_cast<size_t>(ranks));
           for (int r = 0; r < ranks; ++r) {

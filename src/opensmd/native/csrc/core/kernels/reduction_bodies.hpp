@@ -61,11 +61,24 @@ OPENSMD_INLINE void combine(T* out, const T* a, const T* b, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = Op::apply(a[i], b[i]);
 }
 
+// A job's whole lines, in the direction of its walk.
+template <class T>
+struct Lines {
+  static constexpr size_t kLength = kLineBytes / sizeof(T);  // in elements
+
+  OPENSMD_INLINE explicit Lines(const ReduceJob& job)
+      : count(job.count / kLength), first(job.walk == Walk::Backwards ? (count - 1) * kLength : 0),
+        step(job.walk == Walk::Backwards ? -kLength : kLength) {}
+
+  size_t count, first, step;
+};
+
 // Each line goes from all inputs to all outputs at once; each output may be one of the inputs. Two inputs have two
 // outputs.
 template <class Op, class T, int kInputs>
 OPENSMD_INLINE void combine_all(const ReduceJob& job) {
-  constexpr size_t kLine = kLineBytes / sizeof(T);
+  constexpr size_t kLine = Lines<T>::kLength;
+  const Lines<T> lines(job);
   const T* in[kInputs];
   T* out[kInputs];
   for (int k = 0; k < kInputs; ++k) in[k] = input<T>(job, k, 0);
@@ -77,22 +90,45 @@ OPENSMD_INLINE void combine_all(const ReduceJob& job) {
     if constexpr (kInputs > 3) result = Op::apply(result, in[3][at]);
     return result;
   };
-  const size_t lines = job.count / kLine;
-  const bool backwards = job.walk == Walk::Backwards;
-  const size_t step = backwards ? -kLine : kLine;
-  size_t at = backwards ? (lines - 1) * kLine : 0;
+  size_t at = lines.first;
 #pragma GCC unroll 4
-  for (size_t n = 0; n < lines; ++n, at += step) {
+  for (size_t n = 0; n < lines.count; ++n, at += lines.step) {
     T results[kLine];
     for (size_t j = 0; j < kLine; ++j) results[j] = combined(at + j);
     for (int k = 0; k < outputs; ++k) {
       for (size_t j = 0; j < kLine; ++j) out[k][at + j] = results[j];
     }
   }
-  for (size_t i = lines * kLine; i < job.count; ++i) {
+  for (size_t i = lines.count * kLine; i < job.count; ++i) {
     const T result = combined(i);
     for (int k = 0; k < outputs; ++k) out[k][i] = result;
   }
+}
+
+// Likewise for more inputs, up to as many as a first-level cache has places for the same line of.
+constexpr int kMostTogether = 8;
+template <class Op, class T>
+OPENSMD_INLINE void combine_many(const ReduceJob& job) {
+  constexpr size_t kLine = Lines<T>::kLength;
+  const Lines<T> lines(job);
+  const T* in[kMostTogether];
+  T* out[kMostTogether];
+  const int inputs = job.input_count, outputs = job.output_count;
+  for (int k = 0; k < inputs; ++k) in[k] = input<T>(job, k, 0);
+  for (int k = 0; k < outputs; ++k) out[k] = output<T>(job, k, 0);
+  const auto combine_line = [&](size_t at, size_t count) __attribute__((always_inline)) {
+    T results[kLine];
+    for (size_t j = 0; j < count; ++j) results[j] = Op::apply(in[0][at + j], in[1][at + j]);
+    for (int k = 2; k < inputs; ++k) {
+      for (size_t j = 0; j < count; ++j) results[j] = Op::apply(results[j], in[k][at + j]);
+    }
+    for (int k = 0; k < outputs; ++k) {
+      for (size_t j = 0; j < count; ++j) out[k][at + j] = results[j];
+    }
+  };
+  size_t at = lines.first;
+  for (size_t n = 0; n < lines.count; ++n, at += lines.step) combine_line(at, kLine);
+  combine_line(lines.count * kLine, job.count - lines.count * kLine);
 }
 
 // Bypasses the caches, working on four pages side by side like copies from afar (see copy.hpp); the output begins a
@@ -134,7 +170,8 @@ struct Direct {
       }
       if (inputs == 3) combine_all<Op, T, 3>(job);
       if (inputs == 4) combine_all<Op, T, 4>(job);
-      if (inputs == 3 || inputs == 4) return true;
+      if (inputs > 4 && inputs <= kMostTogether) combine_many<Op, T>(job);
+      if (inputs >= 3 && inputs <= kMostTogether) return true;
     }
     if (inputs != 2 || outputs != 2) return false;
     combine_all<Op, T, 2>(job);
