@@ -105,7 +105,8 @@ OPENSMD_INLINE void combine_all(const ReduceJob& job) {
   }
 }
 
-// Likewise for more inputs, up to as many as a first-level cache has places for the same line of.
+// Likewise for more inputs, up to as many as a first-level cache has places for, where all lie alike in their
+// pages.
 constexpr int kMostTogether = 8;
 template <class Op, class T>
 OPENSMD_INLINE void combine_many(const ReduceJob& job) {
