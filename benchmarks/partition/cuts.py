@@ -41,6 +41,7 @@ def best_longest(seconds: Sequence[float], cuts: Sequence[float], stages: int) -
         cuts=[cuts] * (stages - 1),
         fixed=[-1] * len(seconds),
         preload=[0.0] * stages,
+        alone=[True] * len(seconds),
     )
     return split_evenly(items, tolerance=0.0).worst
 

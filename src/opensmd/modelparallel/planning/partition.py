@@ -1,6 +1,6 @@
 """The partitioner: from what a run of the model showed to a stage for every module; pure.
 
-1. Units without parameters join the unit before them: a parameterless module runs with its parent.
+1. Units without parameters run with those before them unless the balance gains much, and never on their own.
 2. Units that share a parameter leave the sequence and go with the first or the last of their group, whichever
    balances better; units placed by hand against the order stay where they were put.
 3. The sequence is cut (:mod:`.balance`) so that the worst stage's

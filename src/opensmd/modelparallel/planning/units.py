@@ -1,7 +1,8 @@
 """The units of a trace in the order in which they are cut, with the cost of a cut between them.
 
-Some units cannot stay where they ran: a parameterless one joins the unit before it, units that share a
-parameter go with one leader of their group, and one placed by hand against the order leaves the sequence.
+Some units cannot stay where they ran: units that share a parameter go with one leader of their group, and one
+placed by hand against the order leaves the sequence. A parameterless unit goes with the unit before it if
+that moves, and is never a stage's only one.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class UnitGroups:
     """Units that must stay together although others run between them, and units fixed against the order."""
 
     members: tuple[tuple[int, ...], ...]
-    joined: Mapping[int, int]  # parameterless unit -> the unit it runs with
+    joined: Mapping[int, int]  # parameterless unit -> the unit it moves with
 
     @classmethod
     def of(cls, trace: ModelTrace, wanted: Mapping[int, int]) -> UnitGroups:
@@ -122,12 +123,13 @@ class UnitGroups:
         for _, units in _bonds(trace):
             union.join(*units)
         groups = union.groups()
-        anchored = {trace.anchors[name] for name, info in trace.modules.items() if info.parameters}
-        anchored.update(wanted, *groups)
+        moved = set(wanted).union(*groups)
+        anchored = moved | _with_parameters(trace)
         joined: dict[int, int] = {}
         for index in range(1, len(trace.units)):
-            if index not in anchored:
-                joined[index] = joined.get(index - 1, index - 1)
+            before = joined.get(index - 1, index - 1)
+            if index not in anchored and before in moved:
+                joined[index] = before
         return cls(tuple(groups), joined)
 
     def candidates(self) -> list[tuple[int, ...]]:
@@ -140,6 +142,10 @@ class UnitGroups:
         if 2 ** len(ends) <= MOST_COMBINATIONS:
             return [tuple(leads) for leads in itertools.product(*ends)]
         return [tuple(last for last, _ in ends), tuple(first for _, first in ends)]
+
+
+def _with_parameters(trace: ModelTrace) -> set[int]:
+    return {trace.anchors[name] for name, info in trace.modules.items() if info.parameters}
 
 
 def weights_of(trace: ModelTrace, units: Collection[int]) -> list[str]:
@@ -243,8 +249,14 @@ class UnitSequence:
                 cuts=[[second * scale * time_share for second in cuts[link]] for link in links],
                 fixed=self.fixed,
                 preload=preload,
+                alone=self._alone(),
             )
         )
+
+    def _alone(self) -> list[bool]:
+        """Return which items may be a stage's only one: those with parameters, or all if none has any."""
+        own = {self.position[unit] for unit in _with_parameters(self.trace) - self.detached.keys()}
+        return [item in own or not own for item in range(self.count)]
 
     def cut_seconds(self, link: Link = ON_ONE_HOST) -> list[float]:
         """Return what a cut before each item costs each side: messages, bytes, and glue of split modules."""

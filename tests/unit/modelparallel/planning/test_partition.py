@@ -136,11 +136,13 @@ def test_two_groups_of_shared_parameters_each_find_their_best_end() -> None:
     assert sorted(load.seconds for load in plan.loads) == pytest.approx([5.0, 5.0])
 
 
-def test_parameterless_modules_run_with_the_one_before_them() -> None:
+def test_parameterless_modules_run_where_the_balance_is_best_but_never_alone() -> None:
     trace = chain([1.0, 1.0, 1.0, 1.0], parameters=[1, 0, 1, 0])
-    plan = partition(trace, 2, memory_weight=0.0)
-    assert plan.homes["1"] == plan.homes["0"] == 0
-    assert plan.homes["3"] == plan.homes["2"] == 1
+    assert [partition(trace, 2, memory_weight=0.0).homes[name] for name in "0123"] == [0, 0, 1, 1]
+    trace = chain([3.0, 2.0, 1.0, 1.0], parameters=[1, 0, 1, 0])
+    assert [partition(trace, 2, memory_weight=0.0).homes[name] for name in "0123"] == [0, 1, 1, 1]
+    trace = chain([1.0, 4.0, 1.0, 1.0], parameters=[1, 0, 1, 0])
+    assert [partition(trace, 3, memory_weight=0.0).homes[name] for name in "0123"] != [0, 1, 2, 2]
 
 
 def test_fixed_places_are_kept_in_and_against_the_order() -> None:

@@ -45,11 +45,14 @@ def sequence(
     return UnitSequence.of(trace, groups, leads, wanted=wanted or {}, keep_fixed=keep)
 
 
-def test_units_without_parameters_join_the_one_before_them_unless_they_are_placed() -> None:
+def test_units_without_parameters_go_with_the_one_before_them_if_that_moves() -> None:
     trace = chain([1, 0, 0, 1])
-    assert UnitGroups.of(trace, {}).joined == {1: 0, 2: 0}
-    assert UnitGroups.of(trace, {2: 1}).joined == {1: 0}
-    assert sequence(trace).position == {0: 0, 1: 0, 2: 0, 3: 1}
+    assert UnitGroups.of(trace, {}).joined == {}
+    assert sequence(trace).position == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert UnitGroups.of(trace, {0: 1}).joined == {1: 0, 2: 0}
+    assert UnitGroups.of(trace, {0: 1, 2: 1}).joined == {1: 0}
+    shared = chain([1, 0, 1], shared=(("0.weight", "2.weight"),))
+    assert sequence(shared, 2).position == {0: 0, 1: 0, 2: 0}
 
 
 def test_units_that_share_through_a_third_are_one_group_with_both_ends_as_leads() -> None:
