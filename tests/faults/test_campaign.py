@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.faults.campaign.cases import FAULTS
-from tests.faults.campaign.oracle import blamed
+from tests.faults.campaign.oracle import blamed, blamed_on_hosts
 from tests.faults.campaign.split import cases as split_cases
 from tests.support.forks import ForkedProcess
 from tests.support.patience import PATIENCE
@@ -55,3 +55,5 @@ def test_the_oracle_reads_who_is_held_responsible() -> None:
     assert blamed(f"different calls at sequence number 2: {calls}") == {0, 2, 5}
     assert blamed("abort() was called on rank 4") == {4}
     assert blamed("Connection closed by peer") == set()
+    receive = "rank 2 on vm#2 in a receive from rank 1 on vm#1 (4 bytes of int32, tag 5)"
+    assert blamed_on_hosts(f"{receive}: rank 1 on vm#1 sends 4 bytes of float32 instead") == {1}

@@ -10,7 +10,17 @@ from tests.faults.campaign.hosts import host_of
 from tests.faults.campaign.operations import SHOWN_AS
 from tests.faults.campaign.records import Failure, Fate
 
-__all__ = ["GRACE", "KINDS", "LONGEST_END", "Finding", "Seen", "blamed", "judge", "last_line"]
+__all__ = [
+    "GRACE",
+    "KINDS",
+    "LONGEST_END",
+    "Finding",
+    "Seen",
+    "blamed",
+    "blamed_on_hosts",
+    "judge",
+    "last_line",
+]
 
 GRACE_ON_HOSTS = 5.0
 GRACE = 60.0  # seconds that an error may come after the timeout, on a busy machine
@@ -235,6 +245,7 @@ def blamed_on_hosts(text: str) -> set[int]:
     waited_for = re.findall(r"(?:not arrived|nothing taken by|lost the connection to):? ([^;:(]*)", plain)
     waited_for += re.findall(r"(?:receive from|send to) (rank \d+) .*Timed out", plain)
     waited_for += re.findall(r"((?:rank \d+(?:, | and )?)+) have died", plain)
+    waited_for += re.findall(r"(rank \d+) (?:sends|expects) \d+ bytes of \w+ instead", plain)
     numbers = re.findall(r"rank (\d+)", " ".join(waited_for))
     return {int(number) for number in numbers} | blamed(plain)
 
