@@ -55,6 +55,32 @@ def test_hidden_states_of_every_stage_are_returned(pool: Pools, name: str) -> No
     pool(2).run(check_hidden_states, name)
 
 
+def logits_of_halves(model: Any, ids: Tensor) -> Tensor:
+    """The second half's, which sees the first one through a cache that the caller has made."""
+    cache = transformers.DynamicCache()
+    for part in ids.chunk(2, dim=1):
+        out = model(input_ids=part, past_key_values=cache, use_cache=True)
+    found: Tensor = out.logits
+    return found
+
+
+def check_a_cache_as_argument() -> None:
+    case = find("huggingface", "GPT-2")
+    ids, _ = case.batch(0, 4)
+    plain = case.build().eval()
+    restart(partitions=2, microbatches=2)
+    model = smp.DistributedModel(case.build().eval())
+    step = smp.step(lambda ids: logits_of_halves(model, ids))
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(step(ids).concat(), logits_of_halves(plain, ids))
+    smp.shutdown()
+
+
+def test_a_cache_that_is_passed_as_an_argument_is_filled_on_all_stages(pool: Pools) -> None:
+    pool(2).run(check_a_cache_as_argument)
+
+
 def check_generating() -> None:
     case = find("huggingface", "GPT-2")
     prompts, _ = case.batch(0, 4)
