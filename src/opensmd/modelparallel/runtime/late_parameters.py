@@ -1,13 +1,14 @@
-"""Refusing parameters that enter a model after it has been placed, because they have no home.
+"""Refusing parameters that enter a model after it has been placed, or move to the names of others.
 
 A head that is replaced between steps, or an added adapter, would be computed where its input happens to be
-and trained by any rank; with replicas, its gradients would not be averaged. So every step checks first.
+and trained by any rank; with replicas, its gradients would not be averaged. Layers that move to the names of
+others would be saved from ranks that do not have them. So every step checks first.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -22,17 +23,20 @@ class PlacedParameters:
 
     Args:
         module: the user's module.
+        home_of: returns the pipeline rank on which the parameter of a name lives, by the plan.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, home_of: Callable[[str], int]) -> None:
         self._module = module
+        self._home_of = home_of
+        self._names = {id(each): name for name, each in module.named_parameters()}
         self._remember()
 
     def require_no_others(self) -> None:
         """Check every module; fast if nothing has changed.
 
         Raises:
-            SMPError: a parameter has been added or replaced.
+            SMPError: a parameter has been added or replaced, or has moved to the name of one elsewhere.
         """
         # Comparing modules' contents by identity takes microseconds; names are looked up only if something
         # moved.
@@ -49,6 +53,14 @@ class PlacedParameters:
                     "of its parts: no rank would train it. Change the model before the first step; to keep "
                     "what has been trained, save it, and load it into the changed model when the script "
                     "runs again"
+                )
+            placed_as = self._names.get(id(parameter), name)
+            if self._home_of(placed_as) != self._home_of(name):
+                raise SMPError(
+                    f"parameter {placed_as!r} was moved to {name!r} after the first step, which placed it on "
+                    f"pipeline rank {self._home_of(placed_as)}, and what has that name on "
+                    f"{self._home_of(name)}: state dicts would look for it there. Leave modules under their "
+                    "names (to skip layers, let forward skip them), or change the model before the first step"
                 )
         self._remember()
 
