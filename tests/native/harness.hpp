@@ -110,7 +110,7 @@ void run_ranks(const opensmd::ArenaShape& shape, const std::type_identity_t<Rank
       config.timeout = timeout;
       config.shared_mapping = mapping;
       // On any machine, odd numbers of ranks sum along a chain.
-      config.cores = shape.size % 2 == 0 ? shape.size : 1;
+      config.cores = shape.size % 2 == 0 ? shape.size : 2;
       groups.push_back(std::make_unique<Member>(config));
     }
     std::vector<std::thread> threads;

@@ -14,6 +14,9 @@ namespace opensmd {
 namespace {
 
 constexpr size_t kZeroCopyBlock = size_t{256} << 10;
+// A chain has 16 chunks under way, which would not keep many more cores busy.
+constexpr int kMostChainCores = 8;
+constexpr size_t kEvenChainBytes = size_t{4} << 20;
 
 class AllReduce {
  public:
@@ -33,7 +36,7 @@ class AllReduce {
       copy_bytes(context_.stage.at(placement.offset), data_, bytes_);
     }
     placement.first_slot = two_shot_slot(context_, bytes_);
-    placement.crowded = context_.crowded;
+    placement.chain = prefers_chain();
     announce(round_, placement);
     round_.post();
     round_.meet();
@@ -41,7 +44,7 @@ class AllReduce {
     if (heaps == context_.size) return zero_copy();
     // Only some are in the heap: those have staged nothing, and must not change while they are read.
     if (small && heaps == 0) return one_shot();
-    if (goes_along_a_chain()) return chain(context_, round_, {data_, bytes_, dtype_, reduction_});
+    if (all_prefer_chain()) return chain(context_, round_, {data_, bytes_, dtype_, reduction_});
     two_shot(context_, round_, reducer_, {data_, data_, bytes_, -1, factors_.all()});
   }
 
@@ -51,10 +54,18 @@ class AllReduce {
     return std::min(context_.arena.shape().staging_bytes, context_.size == 2 ? kPage : 8 * kPage);
   }
 
-  bool goes_along_a_chain() const {
-    bool may = reduction_ != Reduction::PremulSum && combines_in_parts(dtype_, reduction_);
-    for (int i = 0; i < context_.size; ++i) may = may && announced(round_, i).crowded != 0;
-    return may;
+  // Where cores have equally many members, all of them are busy in a two-shot, too.
+  bool prefers_chain() const {
+    const int size = context_.size, cores = context_.cores;
+    if (reduction_ == Reduction::PremulSum || !combines_in_parts(dtype_, reduction_)) return false;
+    if (size <= cores || cores > kMostChainCores) return false;
+    return size % cores != 0 || (size >= 4 * cores && bytes_ >= kEvenChainBytes);
+  }
+
+  bool all_prefer_chain() const {
+    bool all = true;
+    for (int i = 0; i < context_.size; ++i) all = all && announced(round_, i).chain != 0;
+    return all;
   }
 
   void through_entry_lines() {

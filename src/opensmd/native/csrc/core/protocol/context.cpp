@@ -21,13 +21,13 @@ GroupConfig checked(GroupConfig config) {
   return config;
 }
 
-bool is_crowded(const GroupConfig& config) {
-  return config.size > (config.cores > 0 ? config.cores : sysconf(_SC_NPROCESSORS_ONLN));
+int shared_cores(const GroupConfig& config) {
+  return config.cores > 0 ? config.cores : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 unsigned spin_nanoseconds(const GroupConfig& config) {
   if (config.waiting.spin_microseconds >= 0) return static_cast<unsigned>(config.waiting.spin_microseconds) * 1000;
-  return is_crowded(config) ? 0 : 2000;
+  return config.size <= shared_cores(config) ? 2000 : 0;
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ Context::Context(GroupConfig given)
     : config(checked(std::move(given))), rank(config.rank), size(config.size), timeout(config.timeout),
       arena(config.fd, config.rank, config.shared_mapping), liveness(arena, rank),
       record(arena, rank, Record::Collectives), heap(arena, rank), stage(arena, rank),
-      crowded(is_crowded(config)), spin_ns(spin_nanoseconds(config)) {
+      cores(shared_cores(config)), spin_ns(spin_nanoseconds(config)) {
   if (arena.shape().size != size) {
     throw std::invalid_argument("the shared memory was made for " + std::to_string(arena.shape().size) +
                                 " members, the group has " + std::to_string(size));

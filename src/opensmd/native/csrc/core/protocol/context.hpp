@@ -40,7 +40,7 @@ struct Context {
   Record record;
   Heap heap;
   Stage stage;
-  bool crowded;  // there are fewer cores than members
+  int cores;  // that the members share
   unsigned spin_ns;
 
   // Counters that continue from call to call and are the same on every member.

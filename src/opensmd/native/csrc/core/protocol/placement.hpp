@@ -11,7 +11,7 @@ struct Placement {
   uint64_t offset = 0;      // of the tensor in the heap, or of the staged data in the stage
   uint32_t in_heap = 0;
   uint32_t first_slot = 0;  // of its stream, if there is one
-  uint32_t crowded = 0;     // see Context::crowded
+  uint32_t chain = 0;       // whether it would sum along a chain
 };
 static_assert(sizeof(Placement) <= kInlineBytes);
 
