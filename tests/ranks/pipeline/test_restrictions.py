@@ -534,6 +534,10 @@ OUTSIDE = {
         "parameter 'head.weight' was added to the model after the first step",
         "Change the model before the first step",
     ),
+    "the state of an optimizer over local parameters": (
+        "the optimizers of the pipeline's ranks have different parameters",
+        "Make the optimizer of model.parameters()",
+    ),
     "torch.nn.utils.clip_grad_norm_": (
         "torch.nn.utils.clip_grad_norm_ sees the gradients of this rank alone",
         "Call optimizer.clip_master_grads(max_norm)",
@@ -541,8 +545,8 @@ OUTSIDE = {
 }
 
 
-def used_outside_of_steps() -> tuple[str, list[str]]:
-    """What running a split module says, and what clipping its gradients warns of."""
+def used_outside_of_steps() -> tuple[list[str], list[str]]:
+    """What running, changing and saving a split model says, and what clipping its gradients warns of."""
     smp.shutdown()
     smp.init({"partitions": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
     module = Chain()
@@ -567,16 +571,21 @@ def used_outside_of_steps() -> tuple[str, list[str]]:
     del module.head
     module.head = head
     smp.step(trained)(model, *batch)
+    local = smp.DistributedOptimizer(torch.optim.SGD(model.local_parameters(), lr=0.1, momentum=0.9))
+    local.step()
+    with pytest.raises(RuntimeError) as unsaved:
+        local.state_dict()
     smp.shutdown()
     assert all(warning.filename == __file__ for warning in caught)
-    return str(raised.value), str(refused.value), [str(warning.message) for warning in caught]
+    errors = [str(each.value) for each in (raised, refused, unsaved)]
+    return errors, [str(warning.message) for warning in caught]
 
 
-def test_running_changing_and_clipping_a_split_model_outside_of_steps_say_what_to_do(pool: Pools) -> None:
-    running, changing, clipping = OUTSIDE.values()
-    for error, refused, warned in pool(2).run(used_outside_of_steps):
-        assert all(one in error for one in running)
-        assert all(one in refused for one in changing)
+def test_what_a_split_model_cannot_do_outside_of_steps_says_what_to_do(pool: Pools) -> None:
+    *refusals, clipping = OUTSIDE.values()
+    for errors, warned in pool(2).run(used_outside_of_steps):
+        for error, says in zip(errors, refusals, strict=True):
+            assert all(one in error for one in says)
         assert len(warned) == 1 and all(one in warned[0] for one in clipping)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from opensmd.modelparallel.exceptions import SMPCheckpointError
+from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.precision.layout import Layout
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.shards import Shard
@@ -27,11 +27,28 @@ __all__ = ["gathered_entries", "merged_parts", "slices_of_entries", "sliced_entr
 def gathered_entries(
     own: Mapping[Any, Any], layout: Layout | None = None, *, only_first: bool = False
 ) -> dict[Any, Any]:
-    """Gather the state of all ranks' parameters, by number; with a ``layout``, slices become whole."""
+    """Gather the state of all ranks' parameters, by number; with a ``layout``, slices become whole.
+
+    Raises:
+        SMPError: on all ranks, if their optimizers number different parameters.
+    """
     flat = flat_state(own)
     if layout is not None:
+        _require_same_numbers(layout)
         flat = whole_entries(flat, _shards_of_entries(flat, layout))
     return nested_state(unite(flat, group=state.groups[CommGroup.PP_GROUP], only_first=only_first))
+
+
+def _require_same_numbers(layout: Layout) -> None:
+    group = state.groups[CommGroup.PP_GROUP]
+    names: list[Any] = [None] * group.size()
+    dist.all_gather_object(names, layout.full_names, group=group)
+    if any(other != names[0] for other in names):
+        raise SMPError(
+            "optimizer.state_dict(): the optimizers of the pipeline's ranks have different parameters, so "
+            "that entries of one would replace those of another. Make the optimizer of model.parameters(), "
+            "not of model.local_parameters(), on all ranks: it keeps what lives on its own"
+        )
 
 
 def slices_of_entries(own: Mapping[Any, Any], layout: Layout) -> list[list[Any]]:
