@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import UserList
-from typing import ClassVar
 
 import pytest
 import torch
@@ -96,11 +95,7 @@ class Context:
 
 
 class Net(nn.Module):
-    """Uses all of them, in itself, in its layers and in hooks, and attributes of its class."""
-
-    scale: ClassVar[float] = 1.0
-    positive: ClassVar[Tensor | None] = None
-    means: ClassVar[list[Tensor]] = []
+    """Uses all of them, in itself, in its layers and in hooks."""
 
     def __init__(self, kind: type[Store]) -> None:
         super().__init__()
@@ -115,9 +110,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.features()
-        for each in (self.losses, self.others, self.means, AUXILIARY):
+        for each in (self.losses, self.others, AUXILIARY):
             each.clear()
-        Net.scale, type(self).positive = x.abs().sum().item(), x > 0.5
         features.reset()
         if self.context.mask is None:
             self.context.mask = x > 0
@@ -125,11 +119,10 @@ class Net(nn.Module):
         for layer in self.layers:
             x = layer(x)
             STORE.add(x)
-            x = x * Net.scale + x * type(self).positive
-            for kept in (self.losses, self.others, self.means):
+            for kept in (self.losses, self.others):
                 kept.append(x.square().mean())
         stores = [self.store, STORE, features, *self.layers[0].controller.stores["up"]]
-        kept = [*self.losses, *self.others, *self.means, *AUXILIARY]
+        kept = [*self.losses, *self.others, *AUXILIARY]
         out: Tensor = (x * self.context.mask).mean() + torch.stack(
             [*(each.total() for each in stores), *kept]
         ).sum()

@@ -1,4 +1,4 @@
-"""Which globals, and attributes of classes themselves, the code of a model's modules uses.
+"""Which globals the code of a model's modules uses.
 
 Read from the names in the code of methods, and of the functions and classes of the script that they name.
 Code in installed packages does not count: it has many globals, and keeps nothing there between modules.
@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from opensmd.modelparallel.runtime.side_effects.objects.counted import added_to, functions_in, stored_by
-from opensmd.modelparallel.runtime.side_effects.objects.held import Held, HeldClassAttributes, HeldGlobals
+from opensmd.modelparallel.runtime.side_effects.objects.counted import added_to, functions_in
+from opensmd.modelparallel.runtime.side_effects.objects.held import HeldGlobals
 from opensmd.modelparallel.runtime.side_effects.objects.libraries import is_of_library
 
 __all__ = ["Used", "used_by"]
@@ -30,46 +30,34 @@ class Used:
     Attributes:
         globals: those of files whose code is used, by the name of the file's module.
         names: which of them are used.
-        classes: those of the script whose code is used.
-        stored: names of attributes that code sets, of whatever object.
         counted: names to which code adds.
     """
 
     def __init__(self) -> None:
         self.globals: dict[str, dict[str, Any]] = {}
         self.names: dict[str, set[str]] = defaultdict(set)
-        self.classes: dict[type, None] = {}
-        self.stored: set[str] = set()
         self.counted: set[str] = set()
         self._seen: set[Any] = set()
 
     def add(self, other: Used) -> None:
         """Add what other code uses."""
         self.globals |= other.globals
-        self.classes |= other.classes
-        self.stored |= other.stored
         self.counted |= other.counted
         for module, names in other.names.items():
             self.names[module] |= names
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldGlobals]:
         """Return all of it."""
-        files = [
+        return [
             HeldGlobals(self.globals[module], sorted(names), module, self.counted & names)
             for module, names in self.names.items()
         ]
-        classes = [
-            HeldClassAttributes(kind, self.stored, f"{kind.__module__}.{kind.__qualname__}", self.counted)
-            for kind in self.classes
-        ]
-        return [*files, *classes]
 
     def read_class(self, kind: type) -> None:
         """Add what the methods of a class use."""
         for base in kind.__mro__:
             if base not in self._seen and _is_of_script(base.__module__, base):
                 self._seen.add(base)
-                self.classes[base] = None
                 for function in functions_in(vars(base).values()):
                     self.read(function)
 
@@ -80,7 +68,6 @@ class Used:
         self._seen.add(function)
         names = set(_names(function.__code__))
         self.counted.update(added_to(function.__code__))
-        self.stored.update(stored_by(function.__code__))
         self._look_up(names, function.__globals__, names)
 
     def _look_up(self, names: set[str], variables: dict[str, Any], inner: set[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["added_to", "counted_by", "functions_in", "stored_by"]
+__all__ = ["added_to", "counted_by", "functions_in"]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -31,13 +31,6 @@ def added_to(code: CodeType) -> Iterator[str]:
             yield instruction.argval
         elif instruction.opname != "SWAP":
             adds = False
-
-
-def stored_by(code: CodeType) -> Iterator[str]:
-    """Return the names of attributes that code sets."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "STORE_ATTR":
-            yield instruction.argval
 
 
 def functions_in(values: Iterable[Any]) -> Iterator[FunctionType]:

@@ -1,4 +1,4 @@
-"""What holds values and is no module: an object, a function with a closure, a file's globals, a class.
+"""What an object holds that is no module: attributes, variables of a closure, or globals of a file.
 
 Objects are compared by identity, whatever their classes define, and are not kept alive: many belong to a
 single forward.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from types import CellType, FunctionType, MemberDescriptorType, NoneType
+from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any
 
 from opensmd.modelparallel.runtime.side_effects.objects.counted import counted_by
 
-__all__ = ["Held", "HeldClassAttributes", "HeldGlobals", "held", "is_filled"]
-
-# What nothing but an assignment can change.
-_FIXED = (str, int, float, complex, bytes, tuple, frozenset, type, NoneType)
+__all__ = ["Held", "HeldGlobals", "held", "is_filled"]
 
 
 class Held:
@@ -164,35 +161,6 @@ class HeldGlobals(Held):
 
     def remove(self, name: str) -> None:
         self._globals.pop(name, None)
-
-
-class HeldClassAttributes(Held):
-    """Those attributes of a class itself that the code of modules may set, or fill."""
-
-    def __init__(self, kind: type, stored: Collection[str], path: str, counted: Collection[str]) -> None:
-        super().__init__(path)
-        self._kind = kind
-        self._stored, self._counted = stored, counted
-
-    def describes_process(self, name: str) -> bool:
-        return name in self._counted
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        return {
-            name: value
-            for name, value in vars(self._kind).items()
-            if not name.startswith("__")
-            and not hasattr(value, "__get__")
-            and (name in self._stored or not isinstance(value, _FIXED))
-        }
-
-    def put(self, name: str, value: Any) -> None:
-        setattr(self._kind, name, value)
-
-    def remove(self, name: str) -> None:
-        if name in vars(self._kind):
-            delattr(self._kind, name)
 
 
 def held(value: Any, path: str = "") -> HeldAttributes | HeldVariables:
