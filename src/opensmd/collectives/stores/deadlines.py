@@ -62,6 +62,8 @@ def call_within(seconds: float, call: Callable[[], Result], look: Callable[[], N
             looker.join(GRACE)
         if seen:
             caller.join(GRACE)
+    if seen:  # first: the look may have let the call return
+        raise seen[0]
     if error is not None:
         raise error
     return result  # type: ignore[return-value]

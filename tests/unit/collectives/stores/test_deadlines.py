@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -23,3 +24,20 @@ def test_a_call_that_does_not_return_is_left_behind(seconds: float) -> None:
     with pytest.raises(TimeoutError, match="no answer within"):
         call_within(seconds, released.wait)
     released.set()  # its thread ends
+
+
+def test_what_a_look_raises_counts_even_if_it_has_let_the_call_return() -> None:
+    released, returned = threading.Event(), threading.Event()
+
+    def call() -> None:
+        released.wait(PATIENCE)
+        returned.set()
+
+    def look() -> None:
+        released.set()
+        returned.wait(PATIENCE)
+        time.sleep(0.05)  # until the result has been handed over
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        call_within(PATIENCE, call, look)
