@@ -168,18 +168,18 @@ class Whereabouts(nn.Module):
             sources: the ranks whose copies count instead, by name.
         """
         group = state.groups[CommGroup.PP_GROUP]
-        shared: dict[int, Tensor] = {}
+        shared: dict[Tensor, Tensor] = {}  # by the buffers themselves, which must not be freed meanwhile
         for name, buffer in self.get_module().named_buffers(remove_duplicate=False):
             if not self._is_of_split(name):
                 continue
-            if id(buffer) not in shared:
-                shared[id(buffer)] = whole = _whole(buffer)
+            if buffer not in shared:
+                shared[buffer] = whole = _whole(buffer)
                 data = sendable(whole)
                 source = sources.get(name, self._home_of_buffer(name, buffer))
                 dist.broadcast(data, group=group, group_src=source)
                 whole.detach().copy_(data)
             owner, _, own = name.rpartition(".")
-            self.get_module().get_submodule(owner)._buffers[own] = shared[id(buffer)]
+            self.get_module().get_submodule(owner)._buffers[own] = shared[buffer]
 
     def _require_partitioned(self, name: str) -> None:
         if not self.partitioned:

@@ -90,4 +90,4 @@ class StepModes:
         for module, training in zip(self._modules, modes[len(self._parameters) :], strict=True):
             module.training = training
         self._read()
-        self._agreed = self._modes
+        self.have_agreed()
