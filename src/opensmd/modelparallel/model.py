@@ -369,6 +369,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             has_data=not self.delayed,
             times=self._traces_times,
             memory=self._traces_memory,
+            saved=self.places_of_waiting(),
         )
         with self.delayed.planned():
             first = agree_on_plan(request, smp_state.groups.messages)

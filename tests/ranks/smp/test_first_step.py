@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-from opensmd.modelparallel.exceptions import PeerFailed
+from opensmd.modelparallel.exceptions import PeerFailed, SMPCheckpointError
 from opensmd.modelparallel.ranks import heartbeat
 from tests.support.microbatch_threads import wait_until_microbatch_threads_end
 from tests.support.patience import PATIENCE, wait_until
@@ -457,3 +458,55 @@ def generator(x: Tensor) -> Iterator[Tensor]:
 def test_coroutines_and_generators_are_no_step_functions(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=f"{function.__qualname__} is a coroutine or generator"):
         smp.step(function)
+
+
+# --- a partial checkpoint that waits for the plan -------------------------------------------------------
+
+
+def layers(fill: float) -> nn.Sequential:
+    """Four equal layers, with ReLUs in the places of an odd number."""
+    net = nn.Sequential(*[nn.Linear(4, 4) if place % 2 == 0 else nn.ReLU() for place in range(7)])
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(fill)
+    return net
+
+
+def resumed(settings: dict[str, Any]) -> None:
+    """The checkpoint's partition is not what the planner would choose."""
+    with started(**settings):
+        net = layers(0.25)
+        smp.set_partition(net[0], 0)
+        for later in net[1:]:
+            smp.set_partition(later, 1)
+        model = smp.DistributedModel(net)
+        smp.step(lambda x: model(x).square().mean())(rows())
+        part = copy.deepcopy(model.local_state_dict())
+    with started(**settings):
+        model = smp.DistributedModel(layers(0.0))
+        model.load_state_dict(part, same_partition_load=True)
+        result = smp.step(lambda x: model(x))(rows())
+        assert model.local_state_dict().keys() == part.keys()
+        assert torch.equal(result.concat(), layers(0.25)(rows()))
+    with started(**settings):
+        model = smp.DistributedModel(layers(0.0))
+        smp.step(lambda x: model(x))(rows())
+        assert model.local_state_dict().keys() != part.keys()
+
+
+def resumed_on_one_rank() -> None:
+    with started():
+        model = smp.DistributedModel(Net())
+        if smp.rank() == 0:
+            model.load_state_dict({"_smp_is_partial": True}, same_partition_load=True)
+        with pytest.raises(SMPCheckpointError, match="rank 1 was given no partial state dict"):
+            smp.step(lambda x: model(x))(rows())
+
+
+@pytest.mark.parametrize("settings", [{}, {"skip_tracing": True}, {"pipeline": "v"}], ids=str)
+def test_the_plan_keeps_the_partition_of_a_partial_checkpoint(pool: Pools, settings: dict[str, Any]) -> None:
+    pool(2).run(resumed, settings)
+
+
+def test_a_partial_checkpoint_on_one_rank_only_is_an_error(pool: Pools) -> None:
+    pool(2).run(resumed_on_one_rank)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict
 
@@ -56,6 +56,7 @@ class PlanRequest:
             None, operations run again where estimates cannot be trusted.
         device: where a timed run takes place; None for the model's.
         has_data: False if parameters are delayed, so nothing can be computed with them.
+        saved: where the checkpoint that waits to be loaded has modules, by name.
     """
 
     module: nn.Module
@@ -66,6 +67,7 @@ class PlanRequest:
     memory: bool
     device: torch.device | None
     has_data: bool = True
+    saved: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _plan(request: PlanRequest, late: int | None) -> FirstPlan:
         **_step_settings(request, late),
     )
     trace = _trace_to_cut(request)
-    return FirstPlan(make(trace), trace, make)
+    return FirstPlan(make(trace, saved=request.saved), trace, make)
 
 
 def _plan_by_hand(request: PlanRequest, late: int | None) -> FirstPlan:

@@ -31,6 +31,7 @@ def partition(
     *,
     memory_weight: float = 0.8,
     fixed: Mapping[str, int] | None = None,
+    saved: Mapping[str, int] | None = None,
     microbatches: int = 1,
     active_microbatches: int | None = None,
     late_microbatches: int | None = None,
@@ -46,6 +47,8 @@ def partition(
         memory_weight: 0 balances only time, 1 only memory. The default is that of ``optimize="memory"``;
             ``optimize="speed"`` uses 0.2.
         fixed: stages of modules, by name. An entry also applies to all submodules without their own.
+        saved: stages where a checkpoint has modules' own parameters and buffers, by name; ``fixed`` has
+            precedence. Names that are not the model's have no effect.
         microbatches, active_microbatches: bounds on how many microbatches' activations a stage holds.
         late_microbatches: a bound on the microbatches with late weight gradients on a stage; by default, as
             many as may be active. 0 if the order of work is fixed.
@@ -62,7 +65,8 @@ def partition(
         raise ValueError(f"partitions must be at least 1, got {stages}")
     if not 0.0 <= memory_weight <= 1.0:
         raise ValueError(f"memory_weight must be between 0 and 1, got {memory_weight}")
-    places = _inherit(trace, fixed or {}, stages)
+    by_hand = _inherit(trace, fixed or {}, stages)
+    kept = _kept(trace, saved or {}, by_hand, stages)
     step = StepShape.of(
         stages,
         microbatches=microbatches,
@@ -73,6 +77,7 @@ def partition(
     )
     pieces = 1 if virtual_stages is None else len(virtual_stages[0])
     held = step.in_flight(stages, chain=pieces == 1)
+    places = kept | by_hand
     wanted = {unit: places[name] for unit, name in enumerate(trace.deciders) if name in places}
     if virtual_stages is not None:
         wanted = {}
@@ -82,7 +87,7 @@ def partition(
     along = [step.links.between(stage_of[piece], stage_of[piece + 1]) for piece in range(stages * pieces - 1)]
     of_pieces = _balanced(trace, wanted, Weights(memory_weight, optimizer_bytes, held), along)
     of_units = {unit: stage_of[piece] for unit, piece in of_pieces.items()}
-    return _plan(trace, stages, _homes(trace, of_units, places), step, virtual_stages=pieces)
+    return _plan(trace, stages, _homes(trace, of_units, by_hand, kept), step, virtual_stages=pieces)
 
 
 def _balanced(
@@ -184,6 +189,18 @@ def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[s
     return placed
 
 
+def _kept(
+    trace: ModelTrace, saved: Mapping[str, int], by_hand: Mapping[str, int], stages: int
+) -> dict[str, int]:
+    """Return the modules of ``saved`` that can stay where they are, without those placed by hand."""
+    given = {trace.aliases.get(name, name): stage for name, stage in saved.items() if stage < stages}
+    kept = {name: given[name] for name in trace.modules if name in given and name not in by_hand}
+    for owners, _ in _sharing(trace):
+        if len({kept.get(owner) for owner in owners}) > 1:
+            kept = {name: stage for name, stage in kept.items() if name not in owners}
+    return kept
+
+
 def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[tuple[str, ...]]]]:
     """Return modules that must stay together because they share parameters, perhaps indirectly, and these."""
     found: list[tuple[list[str], list[tuple[str, ...]]]] = []
@@ -196,13 +213,13 @@ def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[tuple[str, ...]]]]
     return found
 
 
-def _homes(trace: ModelTrace, stage_of: Mapping[int, int], places: Mapping[str, int]) -> dict[str, int]:
-    """Return the stage of every module name: its fixed one, or that of its unit."""
+def _homes(
+    trace: ModelTrace, stage_of: Mapping[int, int], by_hand: Mapping[str, int], kept: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the stage of every module name: its given one, or that of its unit."""
     sharing = {trace.owner(name) for names in trace.shared for name in names}
-    homes = {
-        name: places[name] if name in places and name not in sharing else stage_of[unit]
-        for name, unit in trace.anchors.items()
-    }
+    given = {name: stage for name, stage in by_hand.items() if name not in sharing} | dict(kept)
+    homes = {name: given.get(name, stage_of[unit]) for name, unit in trace.anchors.items()}
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
     return homes
 

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from opensmd.modelparallel.communicate import require_meeting
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
+from opensmd.modelparallel.planning.saved_places import saved_places
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
@@ -321,6 +322,28 @@ class StateDicts(DistributedParts):
                 f"Error(s) in loading state_dict for {type(module).__name__}: size mismatch for "
                 + "; ".join(wrong)
             )
+
+    def places_of_waiting(self) -> dict[str, int]:
+        """Return where the partial state dict that waits for the plan has modules; all ranks must call.
+
+        Raises:
+            SMPCheckpointError: it was given to some ranks of the pipeline only.
+        """
+        group = state.groups[CommGroup.PP_GROUP]
+        if dist.get_world_size(group) == 1:
+            return {}
+        own = None if self._pending_local is None else list(marked(self._pending_local))
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, (state.rank, own), group=group)
+        lacking = [rank for rank, names in found if names is None]
+        if len(lacking) == len(found):
+            return {}
+        if lacking:
+            raise SMPCheckpointError(
+                f"rank {lacking[0]} was given no partial state dict, but other ranks of its pipeline were: "
+                "call model.load_state_dict(..., same_partition_load=True) on all of them"
+            )
+        return saved_places([names for _, names in found])
 
     def _load_what_waited(self) -> None:
         """Load the state dicts that were given before the model was placed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from opensmd.modelparallel.dry_run.capture import capture
 from opensmd.modelparallel.planning.partition import partition
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.planning.saved_places import saved_places
+from opensmd.modelparallel.planning.schedules.tables import in_a_v
 
 WIDTH = 8
 
@@ -97,3 +100,25 @@ def test_random_fixed_places_are_kept(seed: int, stages: int) -> None:
     check_plan(plan, model)
     for name, stage in fixed.items():
         assert plan.homes[name] == stage
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.booleans())
+def test_parameters_stay_where_a_checkpoint_has_them_whatever_times_say(
+    seed: int, stages: int, in_v: bool
+) -> None:
+    draw = random.Random(seed)
+    pool: list[nn.Module] = []
+    model = nn.Sequential(*[draw_model(draw, 3, pool) for _ in range(4)])
+    trace = capture(model, lambda: model(torch.ones(2, WIDTH)).sum())
+    units = tuple(replace(unit, forward_seconds=draw.random()) for unit in trace.units)
+    layout = in_a_v(stages) if in_v else None
+    before = partition(replace(trace, units=units), stages, virtual_stages=layout)
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    by_stage = [[name for name in names if before.parameter_home(name) == stage] for stage in range(stages)]
+    by_stage[0].append("renamed.by.a.hook")
+    after = partition(trace, stages, saved=saved_places(by_stage), virtual_stages=layout)
+    check_plan(after, model)
+    assert {name: after.parameter_home(name) for name in names} == {
+        name: before.parameter_home(name) for name in names
+    }
