@@ -16,6 +16,7 @@ from pathlib import Path
 
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.stores.listening import gloo_is_on_loopback
+from opensmd.cpus import allowed_cpus, cores_at_once, cpu_quota
 from opensmd.environment.boot import boot_id
 from opensmd.environment.settings import Settings
 
@@ -33,6 +34,8 @@ class Identity:
         native: empty if the compiled core is loaded, else why it is not.
         network: equal for exactly those ranks that share a loopback.
         on_loopback: whether Gloo listens there, where only ranks of the same network reach it.
+        cpus: a bit for each on which it may run.
+        quota: how many cpus' worth of time its container may use; None without a limit.
     """
 
     host: str
@@ -41,6 +44,8 @@ class Identity:
     native: str = ""
     network: str = ""
     on_loopback: bool = False
+    cpus: int = 0
+    quota: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class GroupPlan:
         local_groups: the group's ranks by host, in the order of their first ranks.
         without_core: for each rank that lacks the compiled core, the reason; if any, Gloo serves the group.
         hosts: for each rank, its host's name in messages.
+        cores: for each of ``local_groups``, on how many cores its ranks may compute at the same time.
         one_network: whether all ranks share a loopback.
         hidden: ranks whose Gloo those of other networks cannot reach.
         cut_off: whether two of those would have to connect, which is impossible.
@@ -59,6 +65,7 @@ class GroupPlan:
     local_groups: tuple[tuple[int, ...], ...]
     without_core: dict[int, str]
     hosts: tuple[str, ...]
+    cores: tuple[int, ...]
     one_network: bool = False
     hidden: tuple[int, ...] = ()
     cut_off: bool = False
@@ -77,6 +84,10 @@ class GroupPlan:
         """Return the ranks on this rank's host."""
         return next(local for local in self.local_groups if rank in local)
 
+    def cores_of(self, rank: int) -> int:
+        """Return on how many cores the ranks of this rank's host may compute at the same time."""
+        return self.cores[self.local_groups.index(self.local_group_of(rank))]
+
 
 def make_plan(identities: Sequence[Identity]) -> GroupPlan:
     """Group ranks by host; pure."""
@@ -91,10 +102,19 @@ def make_plan(identities: Sequence[Identity]) -> GroupPlan:
         local_groups=tuple(tuple(ranks) for ranks in by_host.values()),
         without_core=missing,
         hosts=tuple(names[identity.host] for identity in identities),
+        cores=tuple(_shared_cores([identities[rank] for rank in ranks]) for ranks in by_host.values()),
         one_network=len(networks) == 1,
         hidden=tuple(hidden),
         cut_off=len({identities[rank].network for rank in hidden}) > 1,
     )
+
+
+def _shared_cores(members: Sequence[Identity]) -> int:
+    """Return on how many cores these may compute at the same time: launchers give each some of all."""
+    masks = [member.cpus for member in members]
+    together = {cpu for mask in masks for cpu in range(mask.bit_length()) if mask >> cpu & 1}
+    quotas = [member.quota for member in members if member.quota is not None]
+    return cores_at_once(together, min(quotas, default=None))
 
 
 def _host_names(hostnames: dict[str, str]) -> dict[str, str]:
@@ -113,7 +133,8 @@ def own_identity(settings: Settings, *, native: str = "") -> Identity:
     if host is None:
         host = _space("pid", "ipc")
     network, on_loopback = _space("net"), gloo_is_on_loopback(os.environ)
-    return Identity(host, os.getpid(), socket.gethostname(), native, network, on_loopback)
+    cpus = sum(1 << cpu for cpu in allowed_cpus())
+    return Identity(host, os.getpid(), socket.gethostname(), native, network, on_loopback, cpus, cpu_quota())
 
 
 def _space(*kinds: str) -> str:

@@ -8,16 +8,14 @@ divided but never left, and nothing is pinned if an OpenMP affinity variable is 
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from opensmd.cpus import allowed_cpus
+
 __all__ = [
-    "allowed_cpus",
     "chosen_by_user",
-    "cores_at_once",
-    "cpu_quota",
     "crowding",
     "local_cores",
     "physical_cores",
@@ -27,12 +25,6 @@ __all__ = [
 ]
 
 _OPENMP_AFFINITY = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
-
-_GROUP = Path("/sys/fs/cgroup")  # a container's own
-_QUOTAS = (
-    ["cpu.max"],
-    ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"],
-)  # in versions 2 and 1 of control groups
 
 CROWD = 8  # ranks per core; more are hardly intended
 
@@ -62,20 +54,6 @@ def physical_cores(cpus: Iterable[int], siblings: Mapping[int, tuple[int, ...]])
     return sorted(cores)
 
 
-def cores_at_once(cores: Cores, quota: float | None) -> int:
-    """Return on how many cores processes may compute at the same time, at least one."""
-    return max(1, len(cores) if quota is None else min(len(cores), int(quota)))
-
-
-def cpu_quota(group: Path = _GROUP) -> float | None:
-    """Return how many cpus' worth of time this control group may use; None without a limit."""
-    for files in _QUOTAS:
-        with contextlib.suppress(OSError, ValueError):
-            quota, period = (word for file in files for word in (group / file).read_text().split())
-            return None if quota in ("max", "-1") else int(quota) / int(period)
-    return None
-
-
 def threads_per_rank(cores: int, local_size: int) -> int:
     """Return how many threads a rank should compute with: one per core that it may use, at least one."""
     return max(1, cores // local_size)
@@ -95,13 +73,6 @@ def crowding(cores: Cores, local_size: int) -> str | None:
 def chosen_by_user(environ: Mapping[str, str]) -> str | None:
     """Return the OpenMP affinity variable that is set, if any."""
     return next((name for name in _OPENMP_AFFINITY if environ.get(name)), None)
-
-
-def allowed_cpus() -> list[int]:
-    """Return the cpus this process may run on, in order."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def read_siblings(cpus: Iterable[int], root: str = "/sys/devices/system/cpu") -> dict[int, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opensmd.cpus import cores_at_once, cpu_quota
 from opensmd.environment.sagemaker import JSON, parse_mp_parameters
 from opensmd.launch import affinity
 
@@ -90,7 +91,7 @@ def _check_replicas(replicas: int | None, ranks: int, nnodes: int) -> None:
 
 def default_ranks(device: str) -> int:
     """Return one rank per GPU; without GPUs, one per physical core that may be used at once, at most 8."""
-    at_once = affinity.cores_at_once(affinity.local_cores(), affinity.cpu_quota())
+    at_once = cores_at_once(affinity.local_cores(), cpu_quota())
     return gpu_count(device) or min(MOST_RANKS, at_once)
 
 

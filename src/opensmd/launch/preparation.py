@@ -14,6 +14,7 @@ import socket
 import sys
 from pathlib import Path
 
+from opensmd.cpus import allowed_cpus, cores_at_once, cpu_quota
 from opensmd.environment.job_secret import OF_LAUNCHER
 from opensmd.environment.sagemaker import Job, job_variables
 from opensmd.environment.settings import Settings, misspelt
@@ -46,7 +47,7 @@ def prepare(options: Options) -> None:
     cores = affinity.local_cores()
     if crowding := affinity.crowding(cores, options.ranks):
         print(f"smdrun: {crowding}", file=sys.stderr)
-    at_once = affinity.cores_at_once(cores, affinity.cpu_quota())
+    at_once = cores_at_once(cores, cpu_quota())
     threads = affinity.threads_per_rank(at_once, options.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.update(allocator.keeping_memory(os.environ))
@@ -78,7 +79,7 @@ def _job(options: Options) -> Job:
         output=options.output,
         host=hosts[options.node_rank],
         hosts=hosts,
-        cpus=len(affinity.allowed_cpus()),
+        cpus=len(allowed_cpus()),
         gpus=options.ranks if options.device == "cpu" else gpu_count(options.device),
         ranks_per_host=options.ranks,
         channels=options.channels,

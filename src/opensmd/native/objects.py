@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from opensmd.cpus import allowed_cpus, cores_at_once, cpu_quota
 from opensmd.environment.private_files import make_folder, who_else_can_change
 from opensmd.native.compilers import Compilers
 from opensmd.native.errors import BuildError
@@ -111,9 +112,9 @@ def _compile_missing(
 
 
 def _workers(most: int) -> int:
-    """Return how many compilers to run in parallel: one per core, as far as memory allows."""
+    """Return how many compilers to run in parallel: one per core it may use, as far as memory allows."""
     by_memory = psutil.virtual_memory().available // MEMORY_EACH
-    return max(1, min(len(os.sched_getaffinity(0)), by_memory, most))
+    return max(1, min(cores_at_once(allowed_cpus(), cpu_quota()), by_memory, most))
 
 
 def _prune(kept: Path, used: set[Path]) -> None:

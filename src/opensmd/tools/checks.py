@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opensmd import tested_torch
+from opensmd.cpus import allowed_cpus, cpu_quota
 from opensmd.launch import affinity
 
 __all__ = ["CHECKS", "Finding"]
@@ -128,9 +129,9 @@ def check_watching() -> Finding:
 
 def check_cores() -> Finding:
     """The number of cores this process may use, by mask and by quota."""
-    cpus, cores = affinity.allowed_cpus(), affinity.local_cores()
+    cpus, cores = allowed_cpus(), affinity.local_cores()
     text = f"{_count(len(cores), 'core')}, {len(cpus)} of {_count(os.cpu_count() or 1, 'cpu')} allowed"
-    quota = affinity.cpu_quota()
+    quota = cpu_quota()
     if quota is not None and quota < len(cpus):
         most = _count(max(1, int(quota)), "rank")
         mend = (

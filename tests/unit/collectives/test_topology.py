@@ -34,6 +34,15 @@ def test_ranks_without_the_core_are_named_with_their_reasons() -> None:
     assert plan.without_core == {1: "no compiler"}
 
 
+def test_ranks_of_a_host_share_the_cpus_that_any_of_them_may_use_within_their_quota() -> None:
+    masks = {"pinned": (0b01, 0b10), "together": (0b11, 0b11), "one": (0b100, 0b100)}
+    members = {host: [Identity(host, 1, "name", cpus=mask) for mask in of] for host, of in masks.items()}
+    of_quota = [Identity("quota", 1, "name", cpus=0b1111, quota=quota) for quota in (None, 2.5)]
+    plan = make_plan([*members["pinned"], *members["together"], *members["one"], *of_quota])
+    assert plan.cores == (2, 2, 1, 2)
+    assert [plan.cores_of(rank) for rank in (1, 5, 7)] == [2, 1, 2]
+
+
 def test_an_identity_is_this_machines_unless_the_user_gives_one() -> None:
     settings = Settings(cache_dir=Path("/nowhere"))
     assert own_identity(settings) == own_identity(settings)

@@ -8,8 +8,6 @@ import pytest
 
 from opensmd.launch.affinity import (
     chosen_by_user,
-    cores_at_once,
-    cpu_quota,
     parse_list,
     physical_cores,
     read_siblings,
@@ -51,7 +49,6 @@ def test_cpus_outside_the_mask_are_not_used() -> None:
 
 def test_threads_follow_the_cores() -> None:
     assert [threads_per_rank(4, ranks) for ranks in (1, 2, 3, 4, 8)] == [4, 2, 1, 1, 1]
-    assert [cores_at_once(PLAIN, quota) for quota in (None, 8.0, 2.5, 0.5)] == [4, 4, 2, 1]
 
 
 def test_an_openmp_affinity_of_the_users_is_noticed() -> None:
@@ -65,22 +62,3 @@ def test_the_kernels_topology_files_are_read(tmp_path: Path) -> None:
     (topology / "thread_siblings_list").write_text("2,6\n")
     assert read_siblings([2, 3], str(tmp_path)) == {2: (2, 6)}
     assert parse_list("0-2,8\n") == (0, 1, 2, 8)
-
-
-@pytest.mark.parametrize(
-    ("files", "cpus"),
-    [
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu.max": "nonsense"}, None),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
-        ({"cpu/cpu.cfs_quota_us": "250000\n"}, None),
-        ({}, None),
-    ],
-)
-def test_a_containers_quota_is_read(files: dict[str, str], cpus: float | None, tmp_path: Path) -> None:
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert cpu_quota(tmp_path) == cpus

@@ -52,5 +52,5 @@ def test_without_a_number_there_is_a_rank_for_each_core_as_many_as_a_container_h
     monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, ranks: int
 ) -> None:
     monkeypatch.setattr(options.affinity, "local_cores", lambda: list(range(cores)))
-    monkeypatch.setattr(options.affinity, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(options, "cpu_quota", lambda: quota)
     assert read(ranks=None).ranks == ranks

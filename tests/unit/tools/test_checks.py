@@ -39,8 +39,8 @@ def test_what_keeps_the_core_from_being_built_is_said_once(
 
 def test_one_core_is_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks.affinity, "local_cores", lambda: [[0]])
-    monkeypatch.setattr(checks.affinity, "allowed_cpus", lambda: [0])
-    monkeypatch.setattr(checks.affinity, "cpu_quota", lambda: None)
+    monkeypatch.setattr(checks, "allowed_cpus", lambda: [0])
+    monkeypatch.setattr(checks, "cpu_quota", lambda: None)
     assert checks.check_cores().text.startswith("1 core, 1 of ")
 
 

@@ -66,6 +66,7 @@ def group_of_host(
             names=[names[rank] for rank in local],
             rank=local.index(place.rank),
             timeout=place.timeout,
+            cores=plan.cores_of(place.rank),
         )
         return group
 

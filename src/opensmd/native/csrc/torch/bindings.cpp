@@ -42,14 +42,16 @@ Makers makers(py::object device_backend, py::object meet_on_device, py::object s
           holding_gil<decltype(Makers::split)>(std::move(split))};
 }
 
-// `fd`: the arena's, needed only during this call. `names`: the members'.
-std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int rank, std::chrono::milliseconds timeout) {
+// `fd`: the arena's, needed only during this call. `names`: the members'. `cores`: that they may use at once.
+std::shared_ptr<Group> make_group(int fd, std::vector<std::string> names, int rank, std::chrono::milliseconds timeout,
+                                  int cores) {
   GroupConfig config;
   config.rank = rank;
   config.size = static_cast<int>(names.size());
   config.fd = fd;
   config.names = std::move(names);
   config.timeout = timeout;
+  config.cores = cores;
   config.alone = only_python_thread;
   config.warn = warn_in_python;
   std::shared_ptr<Group> group;
@@ -141,7 +143,8 @@ void bind_arena(py::module_& module) {
 
 void bind_group(py::module_& module) {
   py::class_<Group, std::shared_ptr<Group>>(module, "Group")
-      .def(py::init(&make_group), py::kw_only(), py::arg("fd"), py::arg("names"), py::arg("rank"), py::arg("timeout"))
+      .def(py::init(&make_group), py::kw_only(), py::arg("fd"), py::arg("names"), py::arg("rank"), py::arg("timeout"),
+           py::arg("cores"))
       .def("size", &Group::size)
       .def("status", &status)
       .def("record", [](const Group& self, int member) { return records(self.record(member)); })

@@ -23,7 +23,7 @@ struct GroupConfig {
   std::vector<std::string> names;          // how messages call member i, e.g. "rank 3"; default "rank i"
   milliseconds timeout{30 * 60 * 1000};    // for calls that give none
   Waiting waiting;
-  int cores = 0;                           // that the members share; 0: all of this machine
+  int cores = 0;                           // that the members may use at once; 0: all of this machine
   // `alone`: whether the calling thread is the only one in its process that could make calls; asked only in a long
   // wait. Then: where warnings for the user go.
   std::function<bool()> alone = [] { return false; };
