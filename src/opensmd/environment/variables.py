@@ -21,7 +21,16 @@ from opensmd.environment.detect import Launch, detect
 from opensmd.environment.loopback import LOOPBACK_NAMES
 from opensmd.environment.master import TORCH_PORT, ancestors, fold, is_free, master_address, master_port
 
-__all__ = ["NOTE", "Filling", "current_launch", "fill", "local_rank_is_assumed", "plan", "rank_variables"]
+__all__ = [
+    "NOTE",
+    "Filling",
+    "chosen_port",
+    "current_launch",
+    "fill",
+    "local_rank_is_assumed",
+    "plan",
+    "rank_variables",
+]
 
 SERVER_PORT = "7592"  # the port that a container tells its scripts, some of which count up from it
 _CONTAINER = ("SM_HOSTS", "SM_TRAINING_ENV")  # with any of these, a SageMaker container runs the script
@@ -51,6 +60,13 @@ def local_rank_is_assumed(environ: Mapping[str, str] | None = None) -> bool:
     launch = current_launch(environ)
     is_given = launch is not None and launch.local_rank is not None
     return added is not None and added == environ.get("LOCAL_RANK") and not is_given
+
+
+def chosen_port(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return MASTER_PORT if :func:`fill` has chosen it, here or in a parent process; else None."""
+    environ = os.environ if environ is None else environ
+    port = environ.get("MASTER_PORT")
+    return port if port == _note(environ)["set"].get("MASTER_PORT") else None
 
 
 def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:

@@ -26,6 +26,7 @@ from opensmd.collectives.stores.in_turn import StoresInTurn
 from opensmd.collectives.stores.listening import bound_socket, speaks_of_other_hosts, why_no_connection
 from opensmd.collectives.stores.place import require_place
 from opensmd.environment.loopback import LOOPBACK_NAMES, why_loopback_is_down
+from opensmd.environment.variables import chosen_port
 
 __all__ = [
     "let_scripts_choose_the_rendezvous",
@@ -104,6 +105,8 @@ def listen_where_asked() -> None:
             # taken, perhaps by this process's last store, or not a port; torch will say
             with contextlib.suppress(OSError, OverflowError):
                 bound = bound_socket(hostname, port)
+            if bound is None and world_size == 1 and str(port) == chosen_port():
+                bound = bound_socket(hostname, 0)  # a parent has the port, and nobody else comes
         store = (
             connect()
             if bound is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import socket
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from opensmd.collectives.stores import _torch_internals
+from opensmd.environment.variables import NOTE
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.newest
@@ -69,6 +71,31 @@ def test_a_port_that_is_none_is_refused_as_by_torch(rendezvous: Any, monkeypatch
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
     with pytest.raises(ValueError, match="port must have value from 0 to 65535 but was 70000"):
         next(rendezvous.rendezvous("env://", 0, 1, timeout=timedelta(seconds=1)))
+
+
+def test_a_lone_process_whose_parent_has_the_port_that_was_chosen_for_it_takes_another(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _torch_internals.listen_where_asked()
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+
+    def lone() -> Any:
+        store, *place = next(
+            rendezvous.rendezvous("env://", timeout=timedelta(seconds=5), rank=0, world_size=1)
+        )
+        assert place == [0, 1]
+        return store
+
+    with socket.socket() as parents:
+        parents.bind(("127.0.0.1", 0))
+        parents.listen()
+        port = str(parents.getsockname()[1])
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(dist.DistNetworkError, match="another process has that port"):
+            lone()
+        monkeypatch.setenv(NOTE, json.dumps({"pid": 1, "set": {"MASTER_PORT": port}}))
+        assert lone().add("ranks", 1) == 1
 
 
 def test_a_name_that_the_host_does_not_know_is_named_as_such(
