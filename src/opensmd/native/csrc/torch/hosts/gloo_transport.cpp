@@ -24,8 +24,6 @@
 namespace opensmd {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-
 Signature signature_of(Operation operation, DType dtype, size_t count, int root = -1,
                        Reduction reduction = Reduction::Sum) {
   Signature signature;
@@ -224,16 +222,13 @@ class GlooTransport final : public Transport {
   }
 
   std::shared_ptr<Request> send_on_wire(const Posting& posting) {
-    Tensors bytes{bytes_at(posting.tensor.const_data_ptr(), posting.tensor.nbytes())};
-    return post(bytes, posting, [&] { return gloo_->send(bytes, posting.peer, wire_tag(posting)); });
+    const at::Tensor bytes = bytes_at(posting.tensor.const_data_ptr(), posting.tensor.nbytes());
+    return post(bytes, posting, [&] { return wire_->send(bytes, posting.peer, wire_tag(posting)); });
   }
 
   std::shared_ptr<Request> receive_on_wire(const Posting& posting) {
-    Tensors bytes{bytes_at(posting.tensor.data_ptr(), posting.tensor.nbytes())};
-    const int tag = wire_tag(posting);
-    return post(bytes, posting, [&] {
-      return posting.peer == kAnySource ? gloo_->recvAnysource(bytes, tag) : gloo_->recv(bytes, posting.peer, tag);
-    });
+    const at::Tensor bytes = bytes_at(posting.tensor.data_ptr(), posting.tensor.nbytes());
+    return post(bytes, posting, [&] { return wire_->receive(bytes, posting.peer, wire_tag(posting)); });
   }
 
   static bool is_quiet(const Posting& posting) { return !posting.sends && posting.tag >= kFirstQuietTag; }
@@ -261,7 +256,7 @@ class GlooTransport final : public Transport {
   }
 
   template <typename Start>
-  std::shared_ptr<Request> post(Tensors& bytes, const Posting& posting, Start start) {
+  std::shared_ptr<Request> post(const at::Tensor& bytes, const Posting& posting, Start start) {
     failure_->require_none();
     auto where = where_of(posting, *gloo_, *failure_);
     try {
@@ -269,7 +264,7 @@ class GlooTransport final : public Transport {
       auto work = start();
       return std::make_shared<GlooRequest>(
           wire_, failure_, std::move(work), gloo_->getBackendOptions()->timeout,
-          GlooRequest::Message{posting.peer, std::move(where), is_quiet(posting), bytes[0], std::move(end)});
+          GlooRequest::Message{posting.peer, std::move(where), is_quiet(posting), bytes, std::move(end)});
     } catch (const std::exception& error) {
       if (is_quiet(posting)) throw CollectiveError(where + ": " + error.what());
       throw CollectiveError(failure_->note_message(where, posting.peer, error));

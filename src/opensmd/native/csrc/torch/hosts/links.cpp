@@ -32,9 +32,8 @@ void Links::expect_until(int index, size_t frame) {
   const auto at = static_cast<size_t>(index);
   while (expected_[at] < frame) {
     const size_t next = slot(++expected_[at]);
-    std::vector<at::Tensor> into{incoming_[next][index]};
     try {
-      receives_[next][at] = wire_.gloo().recv(into, members_[at], kFrameTag);
+      receives_[next][at] = wire_.receive(incoming_[next][index], members_[at], kFrameTag);
     } catch (const std::exception&) {
       receives_[next][at] = nullptr;  // closed, perhaps for good reason: the frames before this one have come
     }
@@ -42,8 +41,8 @@ void Links::expect_until(int index, size_t frame) {
 }
 
 void Links::post(int index, size_t bytes) {
-  std::vector<at::Tensor> own{bytes_at(outgoing(index), bytes)};
-  sends_.emplace_back(wire_.gloo().send(own, members_[static_cast<size_t>(index)], kFrameTag), index);
+  sends_.emplace_back(wire_.send(bytes_at(outgoing(index), bytes), members_[static_cast<size_t>(index)], kFrameTag),
+                      index);
 }
 
 void Links::await(const WorkPtr& work, int index, Clock::time_point deadline, Outcome& outcome) const {

@@ -45,23 +45,27 @@ at::Tensor bytes_at(const void* data, size_t bytes);
 
 class Wire {
  public:
+  using WorkPtr = Waits::WorkPtr;
+
   // `names[i]` is what errors call member i of `gloo`, which has `connections` to each member.
   Wire(c10::intrusive_ptr<c10d::Backend> gloo, int connections, std::vector<std::string> names)
       : gloo_(std::move(gloo)), connections_(connections), names_(std::move(names)) {}
 
-  c10d::Backend& gloo() { return *gloo_; }
   int rank() const { return gloo_->getRank(); }
   int size() const { return gloo_->getSize(); }
   const std::vector<std::string>& names() const { return names_; }
   const std::string& name(int member) const { return names_[static_cast<size_t>(member)]; }
 
+  // Messages of `gloo`, unseen by profilers. `member`: or kAnySource.
+  WorkPtr send(at::Tensor data, int member, int tag) const;
+  WorkPtr receive(at::Tensor into, int member, int tag) const;
   // Until a message of `gloo` from or to a member has come or left. Throws if it does not in time, or its connection is
   // closed.
-  void wait(const c10::intrusive_ptr<c10d::Work>& message, int member, milliseconds timeout) {
+  void wait(const WorkPtr& message, int member, milliseconds timeout) {
     waits_.wait(message, member, timeout);
   }
   // Any thread. Ends the wait for a message that is no longer wanted.
-  void forget(const c10::intrusive_ptr<c10d::Work>& message) { waits_.forget(message); }
+  void forget(const WorkPtr& message) { waits_.forget(message); }
   // Any thread. Whether a connection to a member is closed.
   bool is_lost(int member) const;
   // Any thread. Ends the waits that Gloo forgets when connections close.
