@@ -303,7 +303,7 @@ def run_inference_tensors() -> None:
 
 
 def run_profiled() -> None:
-    """Profilers see sync calls and async ones alike, with the shapes of what goes in, and no messages of Gloo.
+    """Profilers see sync calls and async ones alike, with the shapes of what goes in, and nothing of Gloo.
 
     The end of such a message may come long after the profile, into whose memory torch then writes it.
     """
@@ -335,6 +335,30 @@ def run_profiled() -> None:
         ("send", [[7]], True),
         ("recvAnySource", [[7]], True),  # as torch's other backends call it
     ]
+
+
+def run_outliving_a_profile() -> None:
+    """With torch's own works, each would note its end in the profile's memory, whosever that is by then."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    count, written = 20, b"\x5a" * 4096
+
+    def reduce() -> list[Any]:
+        return [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(count)]
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        receives = [dist.irecv(torch.empty(1), left) for _ in range(count)]
+        reductions = reduce() if rank == 0 else []
+    blocks = [bytearray(written) for _ in range(2000)]
+    for _ in range(count):
+        dist.send(torch.ones(1), right)
+    for receive in receives:
+        receive.wait()
+    if rank != 0:  # rank 1 has heard from rank 0, whose profile is over
+        reductions = reduce()
+    for reduction in reductions:
+        reduction.wait()
+    assert all(block == written for block in blocks)
 
 
 def run_threads() -> None:
@@ -476,6 +500,7 @@ CASES = [
     run_callbacks_in_order,
     run_inference_tensors,
     run_profiled,
+    run_outliving_a_profile,
     run_threads,
     run_objects,
     run_wrong_arguments,

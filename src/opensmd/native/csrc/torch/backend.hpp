@@ -204,7 +204,8 @@ template <typename Run>
 WorkPtr SmddpBackend::start(c10d::OpType type, const char* title, bool async, Tensors outputs, at::TensorList inputs,
                             uint64_t sequence, Run run) {
   if (!async) {
-    profiled(title, inputs, [&] { with_torch_errors([&] { queue_->run_now(run); }); });
+    const Profiled profiled(title, inputs);
+    with_torch_errors([&] { queue_->run_now(run); });
     return nullptr;
   }
   auto work = c10::make_intrusive<QueuedWork>(rank_, type, title, std::move(outputs), inputs, sequence, queue_);

@@ -45,8 +45,9 @@ void MakingProcess::require_not_forked() const {
 
 QueuedWork::QueuedWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs,
                        at::TensorList inputs, uint64_t sequence, std::shared_ptr<CallQueue> queue)
-    : Work(rank, type, title, inputs.vec()),
+    : Work(rank, type),
       outputs_(std::move(outputs)),
+      profiled_(title, inputs),
       sequence_(sequence),
       queue_(std::move(queue)),
       call_(std::make_shared<CallQueue::Call>()),
@@ -65,6 +66,7 @@ c10::intrusive_ptr<c10::ivalue::Future> QueuedWork::getFuture() {
 }
 
 void QueuedWork::complete(std::exception_ptr error) {
+  profiled_.end();
   finish(error);
   if (error) {
     future_->setError(error);
@@ -108,9 +110,10 @@ void Unclaimed::forget_done() {
 MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, at::Tensor tensor, at::Tensor flat,
                          uint64_t sequence, std::shared_ptr<Request> request, std::shared_ptr<Unclaimed> unclaimed,
                          std::chrono::milliseconds timeout)
-    : Work(rank, type, title, std::vector<at::Tensor>{tensor}),
+    : Work(rank, type),
       tensor_(std::move(tensor)),
       flat_(std::move(flat)),
+      profiled_(title, tensor_),
       sequence_(sequence),
       unclaimed_(std::move(unclaimed)),
       request_(std::move(request)),
@@ -156,6 +159,7 @@ void MessageWork::settle(std::chrono::milliseconds timeout) {
     } catch (...) {
       error = std::current_exception();
     }
+    profiled_.end();
     finish(error);
     settled_ = true;
   }

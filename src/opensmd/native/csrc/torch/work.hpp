@@ -15,6 +15,7 @@
 #include "core/group.hpp"
 #include "core/timeline/event_ring.hpp"
 #include "torch/queue.hpp"
+#include "torch/timeline/profiled.hpp"
 
 namespace opensmd {
 
@@ -47,6 +48,7 @@ class QueuedWork : public c10d::Work {
   void complete(std::exception_ptr error);
 
   std::vector<at::Tensor> outputs_;
+  Profiled profiled_;
   const uint64_t sequence_;
   const MakingProcess process_;
   std::shared_ptr<CallQueue> queue_;
@@ -99,6 +101,7 @@ class MessageWork : public c10d::Work {
 
   at::Tensor tensor_;
   at::Tensor flat_;
+  Profiled profiled_;
   const uint64_t sequence_;
   const MakingProcess process_;
   std::shared_ptr<Unclaimed> unclaimed_;  // before what refers to its group

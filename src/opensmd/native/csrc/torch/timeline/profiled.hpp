@@ -1,24 +1,46 @@
-// What torch's profilers see of a sync call: what they see of an async one, and of any other backend's.
+// What torch's profilers see of calls. torch's own Work writes its end into the profile in which it began, even if that
+// is over, its memory freed, and another's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 namespace opensmd {
 
-// Runs `run` and, if a profiler is active, shows it this title and these tensors' shapes.
-template <typename Run>
-void profiled(const char* title, at::TensorList tensors, Run&& run) {
-  auto profilers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
-  if (!profilers) return run();
-  at::RecordFunction record(std::move(*profilers));
-  record._setAsync();  // as torch's Work does, so that its time is not counted twice
-  const std::vector<c10::IValue> shown(tensors.begin(), tensors.end());
-  record.before(title, &shown);
-  run();
-}
+// What one call shows to the profilers that are active when it begins: its title and these tensors' shapes.
+class Profiled {
+ public:
+  Profiled(const char* title, at::TensorList tensors) {
+    auto profilers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+    if (!profilers) return;
+    profile_ = c10::ThreadLocalDebugInfo::current();
+    record_.emplace(std::move(*profilers));
+    record_->_setAsync();  // as for any backend, whichever thread ends it, so that its time is not counted twice
+    const std::vector<c10::IValue> shown(tensors.begin(), tensors.end());
+    record_->before(title, &shown);
+  }
+  ~Profiled() { end(); }
+  Profiled(const Profiled&) = delete;
+  Profiled& operator=(const Profiled&) = delete;
+
+  // In any thread. Nothing happens if it has ended, or if the profile has.
+  void end() {
+    if (!record_) return;
+    auto own = c10::ThreadLocalDebugInfo::current();
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(profile_.lock());  // torch does nothing without a profile
+    record_.reset();
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(own));
+  }
+
+ private:
+  std::weak_ptr<c10::ThreadLocalDebugInfo> profile_;
+  std::optional<at::RecordFunction> record_;
+};
 
 }  // namespace opensmd
