@@ -27,7 +27,7 @@ def run_pieces(hosts: str) -> None:
     run_exchanges(slow_group(hosts), dist.get_rank(), dist.get_world_size())
 
 
-@pytest.mark.parametrize("hosts", ["abc", "abcd"])
+@pytest.mark.parametrize("hosts", ["abcd", "aabbc"])
 def test_exchanges_in_pieces_give_what_they_must(hosts: str) -> None:
     values(run_once(len(hosts), run_pieces, hosts, backend=None))
 

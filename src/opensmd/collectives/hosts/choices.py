@@ -96,11 +96,10 @@ def _piece(cluster: Cluster) -> int:
     """Return the size of pieces, which keep many senders in step; otherwise links idle at the end.
 
     Every piece costs messages, so it must occupy a link much longer than a core, and as long as the delay. If
-    pieces would be too large, or hosts have several ranks, links are not the bottleneck.
+    pieces would be too large, links are not the bottleneck.
     """
     size = doubled(LEAST_OF_PIECE, cluster.link * max(MANY * 2 * cluster.message, cluster.delay))
-    pays = cluster.hosts > 2 and cluster.ranks == 1 and size <= MOST_OF_PIECE
-    return size if pays else NEVER
+    return size if cluster.hosts > 2 and size <= MOST_OF_PIECE else NEVER
 
 
 def _tree_from(cluster: Cluster) -> int:

@@ -63,7 +63,8 @@ def test_parts_and_pieces_are_larger_the_faster_the_link_and_pieces_the_longer_t
     assert LEAST_OF_PIECE < near == 64 << 10 < far < NEVER
     assert near < thresholds_of(replace(one, link=2 * one.link)).piece < NEVER
     assert thresholds_of(replace(one, link=1e3)).piece == LEAST_OF_PIECE
-    for whole in (replace(one, link=10 * one.link), replace(one, hosts=2), SLOW):
+    assert thresholds_of(SLOW).piece == near
+    for whole in (replace(SLOW, link=10 * SLOW.link), replace(SLOW, hosts=2)):
         assert thresholds_of(whole).piece == NEVER
     slow, fast = (thresholds_of(replace(SLOW, link=link)).least_part for link in (SLOW.link, 10 * SLOW.link))
     assert slow == LEAST_OF_SUM < fast == MOST_OF_SUM

@@ -1,8 +1,8 @@
 // Large: every member sends each member of another host its piece, and gives those of its own host theirs in shared
 // memory.
 //
-// Among more than two hosts, large data goes in pieces, so that all keep pace: otherwise some get ahead, and links are
-// idle at the end.
+// Among more than two hosts, large data goes in pieces, from each host to one other at a time, so that links are all busy
+// until the end: otherwise some hosts get ahead, and many send to one.
 //
 // If all pieces have one size everywhere, the comparison says so. Otherwise members exchange their counts first.
 #include <algorithm>
@@ -130,7 +130,9 @@ void compare_counts(Levels& on, const Calling& calling, const Exchange& data) {
   }
 }
 
-// Members of different hosts send each other their pieces; the next ones leave once earlier ones have come from all.
+// Members of different hosts send each other their pieces in rounds; the next ones leave once earlier ones have come. In
+// each round, a member sends a piece to one other and receives one. Where that is so little that waiting would take
+// longer, it sends to all at once; these are two pieces at most, so nobody waits for it.
 class Between {
  public:
   Between(Levels& on, const Calling& calling, const Exchange& data, uint64_t digest)
@@ -138,7 +140,10 @@ class Between {
         data_(data),
         width_(size_of(calling.signature.dtype)),
         most_(on.piece),
-        receives_(most_pieces()),
+        places_(layout_.most_on_a_host()),
+        in_turn_(most_bytes() * static_cast<size_t>(places_) >= on.piece),
+        pieces_(most_pieces()),
+        receives_(pieces_ * static_cast<size_t>(in_turn_ ? places_ * (layout_.hosts() - 1) : 1)),
         crossing_(on.wire, calling.call, digest) {}
 
   // `first` runs before anything leaves, `meanwhile` while it is in transit. A piece whose two ends disagree about its
@@ -166,6 +171,10 @@ class Between {
     const Parts all = pieces(count);
     return index < all.count() ? all.part(index) : Part{0, 0};
   }
+  size_t most_bytes() const {
+    const auto most = [this](const size_t* counts) { return *std::max_element(counts, counts + layout_.size()); };
+    return std::max(most(data_.in_counts), most(data_.out_counts)) * width_;
+  }
   size_t most_pieces() const {
     size_t most = 0;
     for (int member = 0; member < layout_.size(); ++member) {
@@ -174,21 +183,37 @@ class Between {
     return most;
   }
 
-  void expect(size_t index) {
-    for (int step = 1; index < receives_.size() && step < layout_.hosts(); ++step) {
-      for (int member : layout_.members(layout_.after(layout_.hosts() - step))) {
-        const auto [offset, bytes] = piece(index, data_.out_counts[member]);
-        receives_[index].push_back(crossing_.receive(static_cast<char*>(data_.outs[member]) + offset, bytes, member));
-      }
+  const std::vector<int>& members(int step, bool sends) const {
+    return layout_.members(layout_.after(sends ? step : layout_.hosts() - step));
+  }
+
+  // Whom this member sends something in a round, or from whom it receives.
+  std::vector<int> others(size_t round, bool sends) const {
+    std::vector<int> found;
+    for (int step = 1; !in_turn_ && step < layout_.hosts(); ++step) {
+      found.insert(found.end(), members(step, sends).begin(), members(step, sends).end());
+    }
+    if (!in_turn_) return found;
+    const auto turn = static_cast<int>(round / pieces_), shift = turn % places_;
+    const auto& there = members(1 + turn / places_, sends);
+    const auto place = static_cast<size_t>((layout_.place() + (sends ? shift : places_ - shift)) % places_);
+    if (place < there.size()) found.push_back(there[place]);
+    return found;
+  }
+
+  void expect(size_t round) {
+    if (round >= receives_.size()) return;
+    for (int member : others(round, false)) {
+      const auto [offset, bytes] = piece(round % pieces_, data_.out_counts[member]);
+      receives_[round].push_back(crossing_.receive(static_cast<char*>(data_.outs[member]) + offset, bytes, member));
     }
   }
 
-  void give(size_t index) {
-    for (int step = 1; index < receives_.size() && step < layout_.hosts(); ++step) {
-      for (int member : layout_.members(layout_.after(step))) {
-        const auto [offset, bytes] = piece(index, data_.in_counts[member]);
-        crossing_.send(static_cast<const char*>(data_.ins[member]) + offset, bytes, member);
-      }
+  void give(size_t round) {
+    if (round >= receives_.size()) return;
+    for (int member : others(round, true)) {
+      const auto [offset, bytes] = piece(round % pieces_, data_.in_counts[member]);
+      crossing_.send(static_cast<const char*>(data_.ins[member]) + offset, bytes, member);
     }
   }
 
@@ -196,7 +221,10 @@ class Between {
   const Exchange& data_;
   const size_t width_;
   const size_t most_;  // of a piece
-  std::vector<std::vector<size_t>> receives_;  // by piece
+  const int places_;     // on the largest host
+  const bool in_turn_;
+  const size_t pieces_;  // of the most that one member sends another
+  std::vector<std::vector<size_t>> receives_;  // by round
   Crossing crossing_;
 };
 
