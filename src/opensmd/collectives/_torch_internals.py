@@ -142,6 +142,14 @@ def lost_ranks() -> dict[int, str]:
     return {}
 
 
+def abort_with(group: dist.ProcessGroup, reason: str) -> None:
+    """End a group of smddp; whoever waits in it gets the reason. Others than smddp's stay as they are."""
+    with contextlib.suppress(RuntimeError):  # none for CPU tensors, or its members are out of reach
+        backend = cpu_backend(group)
+        if hasattr(backend, "abort_with"):
+            backend.abort_with(reason)
+
+
 def default_store() -> Any:
     """Return the store through which the ranks of the default group met."""
     return c10d._get_default_store()

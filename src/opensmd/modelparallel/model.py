@@ -45,6 +45,7 @@ from opensmd.modelparallel.runtime.backward.sum_warning import SumWarning
 from opensmd.modelparallel.runtime.calls.checkpoints_of_torch import offloading_of_all_checkpoints
 from opensmd.modelparallel.runtime.engine import Engine, first_inputs
 from opensmd.modelparallel.runtime.late_parameters import PlacedParameters
+from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.step_errors import Explained
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
 from opensmd.modelparallel.runtime.whole_model import WholeModel
@@ -360,6 +361,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
 
     def _place(self, call: Callable[[], Any]) -> None:
         require_data(self.get_module())
+        require_same_model(self.get_module(), smp_state.groups.messages, sliced=self.shards)
         request = PlanRequest(
             module=self.get_module(),
             call=call,
@@ -393,7 +395,13 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             self._runner = WholeModel(self.get_module(), self._sum_warning, is_sharded=is_sharded)
         else:
             self._runner = self._engine = smp_state.engine = Engine(
-                pipeline, smp_state.cfg, self.get_module(), plan, self._sum_warning, smp_state.offloading
+                pipeline,
+                smp_state.cfg,
+                self.get_module(),
+                plan,
+                self._sum_warning,
+                smp_state.offloading,
+                across=lambda: smp_state.groups.across_pipelines(),
             )
             self._plan_check = PlanCheck(first, self._engine, smp_state.cfg, smp_state.groups)
         if self._traces_times or self._traces_memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional as F
 
 import smdistributed.modelparallel.torch as smp
+from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.init import shutdown
 from opensmd.modelparallel.replicas.comm_hook import CommHook
 from tests.support.ranks import RankPool, run_once
@@ -265,6 +267,42 @@ def frozen_inside_a_step() -> str:
 def test_replicas_refuse_to_freeze_parameters_inside_a_step() -> None:
     for outcome in run_once(4, frozen_inside_a_step):
         assert "replicas reduce what one backward finds" in str(outcome.value), outcome.text
+
+
+def other_replicas(partitions: int, other: str) -> str:
+    """What a step says if the replicas have frozen different parameters, or have different models."""
+    smp.init({"partitions": partitions, "microbatches": 2, "ddp": True})
+    torch.manual_seed(0)
+    modules = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+    if other == "model" and smp.dp_rank() == 1:
+        modules.append(nn.Linear(WIDTH, WIDTH))
+    model = smp.DistributedModel(nn.Sequential(*modules))
+
+    @smp.step
+    def step_function(x: Tensor) -> None:
+        model.backward(model(x).mean())
+
+    if other == "later":
+        step_function(torch.ones(4, WIDTH))
+    if other != "model" and (partitions == 1 or smp.dp_rank() == 1):
+        list(model.module.children())[smp.dp_rank()].requires_grad_(requires_grad=False)
+    with pytest.raises(SMPError) as error:
+        step_function(torch.ones(4, WIDTH))
+    shutdown()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("other", ["frozen", "later", "model"])
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_all_ranks_learn_what_replicas_do_not_have_in_common(
+    pool: Callable[[int], RankPool], partitions: int, other: str
+) -> None:
+    # Both layers have the same shape: the gradient of one would be averaged with that of the other.
+    wanted = r"requires_grad of parameter '.*' .*is (True|False) on ranks? .* and (True|False) on rank"
+    if other == "model":
+        wanted = "different models: rank 0 has no further parameter where rank . has 2.weight"
+    for text in pool(2 * partitions).run(other_replicas, partitions, other):
+        assert re.search(wanted, text), text
 
 
 def fail_after_the_last_backward(microbatches: int) -> None:

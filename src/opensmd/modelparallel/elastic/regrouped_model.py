@@ -17,6 +17,7 @@ from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether
 from opensmd.modelparallel.report.table import print_plan
 from opensmd.modelparallel.runtime.engine import Engine
+from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.whole_model import WholeModel
 from opensmd.modelparallel.sharding.make_replicas import make_replicas
 from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
@@ -62,6 +63,8 @@ class RegroupedModel(ModelState):
         if plan is None:  # nobody has got past the start of the first step
             return
         if not self.partitioned:
+            pipeline = state.groups[CommGroup.PP_GROUP]
+            require_same_model(self.get_module(), pipeline, sliced=self.shards)
             self._place_by(FirstPlan(plan))
             self._plan_check = None
         else:

@@ -109,6 +109,11 @@ class Groups:
         self._made.append(group)
         return group
 
+    def across_pipelines(self) -> list[dist.ProcessGroup]:
+        """Return the groups in which ranks of several pipelines wait for each other within a step."""
+        kinds = (CommGroup.DP_GROUP, CommGroup.RDP_GROUP, CommGroup.TP_GROUP)
+        return [*{self._groups[kind] for kind in kinds}, self.shards, *([self.copies] if self.copies else [])]
+
     def destroy(self) -> None:
         """Destroy every group created here, in the same order on all ranks."""
         for group in self._made:

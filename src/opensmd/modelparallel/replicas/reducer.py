@@ -7,7 +7,7 @@ fills, so the reduction overlaps with that backward::
 
     before_step        buffers from the first replica; nothing else is sent
     microbatch 0..m-2  gradients add up where they are
-    before_last_backward   the reducer is armed
+    before_last_backward   all replicas train the same parameters; the reducer is armed
     microbatch m-1     buckets leave as they fill; the end of this backward waits for them
     after_step         gradients are the replicas' mean (or, without overlap, become it here)
 
@@ -42,6 +42,7 @@ from opensmd.modelparallel.replicas._torch_internals import (
     is_joining,
 )
 from opensmd.modelparallel.replicas.comm_hook import CommHook
+from opensmd.modelparallel.replicas.trained_alike import TrainedAlike
 
 __all__ = ["Replicas"]
 
@@ -58,6 +59,7 @@ class Replicas:
         module: the user's whole module, already placed.
         is_local: whether the parameter or buffer of this full name lives on this rank.
         group: the ranks with the same stage.
+        alike: compares what all ranks train whose gradients depend on each other; None if another does.
         has_data: whether the data of a buffer that all stages had at first is still on this rank.
         bucket_cap_mb: bucket size in MiB.
         broadcast_buffers: send the first replica's buffers to the others at the start of every step.
@@ -78,6 +80,7 @@ class Replicas:
         *,
         is_local: Callable[[str], bool],
         group: dist.ProcessGroup,
+        alike: TrainedAlike | None = None,
         has_data: Callable[[Tensor], bool] = lambda _: True,
         bucket_cap_mb: float = 25,
         broadcast_buffers: bool = True,
@@ -102,6 +105,9 @@ class Replicas:
         self._inside = False
         self._armed = False
         self._announced = False
+        self._compared = False  # in this step, with the other replicas
+        self._is_outdated = False  # torch's reducer has other parameters than this step trains
+        self._alike = alike
         self._comm_hooks: list[tuple[Any, CommHook]] = []
         self._ddp_options: dict[str, Any] = {
             "process_group": group,
@@ -128,9 +134,10 @@ class Replicas:
         """
         if self._inside:
             raise RuntimeError("a step began before the previous one had ended")
-        if [parameter.requires_grad for parameter in self._local] != self._trained:
-            self._follow_requires_grad()
-        self._inside, self._announced = True, False
+        self._is_outdated = [parameter.requires_grad for parameter in self._local] != self._trained
+        if self._is_outdated:
+            self._prepare_to_follow()
+        self._inside, self._announced, self._compared = True, False, False
         if self._ddp is None:
             if self._broadcast_buffers:
                 self._send_from_first(list(self._module.buffers()))
@@ -147,7 +154,12 @@ class Replicas:
         Args:
             roots: everything that the last backward on this rank starts from, including tokens of sent
                 tensors.
+
+        Raises:
+            SMPError: replicas train different parameters.
         """
+        if self.overlapping:
+            self._compare()
         if self._ddp is not None and self.overlapping:
             if self._announced:
                 begin_again(self._ddp)
@@ -179,12 +191,14 @@ class Replicas:
         """End a step; without overlap, reduce the gradients now.
 
         Raises:
+            SMPError: replicas train different parameters.
             RuntimeError: backwards ran, but the last microbatch did not announce its own, or that did not
                 reach all parameters.
         """
         self._inside = self._armed = False
         if not backward_ran:
             return
+        self._compare()
         if self._ddp is not None and self._is_reducing:
             self._finish_reduction(self._ddp)
         self._passes += 1
@@ -246,15 +260,37 @@ class Replicas:
         ]
         return f" ({len(names)} have no gradient: {', '.join(names[:3])})" if names else ""
 
-    def _follow_requires_grad(self) -> None:
-        """Adapt to changes of ``requires_grad``, which torch's reducer reads only when it is created."""
+    def _prepare_to_follow(self) -> None:
+        """Begin a step that trains other parameters than the one before; torch's reducer reads it only once.
+
+        As long as nothing is reduced, a replica may run steps that the others do not, so it follows later.
+        """
         if self._ddp is not None and is_joining(self._ddp):
             raise RuntimeError(
                 "requires_grad of parameters changed within join(): the replicas that have ended would not "
                 "follow. Freeze and unfreeze parameters before or after it"
             )
-        if self._ddp is not None and self._passes % self.backward_passes_per_step:
-            self._reduce_now()  # earlier passes' gradients: no reducer will handle a frozen parameter
+        if self.backward_passes_per_step > 1:  # no reducer will handle what earlier passes have trained
+            if self._alike is not None:
+                self._alike.require()
+            if self._ddp is not None and self._passes % self.backward_passes_per_step:
+                self._reduce_now()
+            self._follow()
+
+    def _compare(self) -> None:
+        """Before gradients are reduced, require that all replicas train the same parameters."""
+        if self._compared or not self._is_reducing or (self._ddp is not None and is_joining(self._ddp)):
+            return
+        self._compared = True
+        if self._alike is not None:
+            self._alike.require()
+        if self._is_outdated:
+            self._follow()
+            if self._ddp is not None:
+                begin_again(self._ddp)
+
+    def _follow(self) -> None:
+        self._is_outdated = False
         self._trained = [parameter.requires_grad for parameter in self._local]
         self._replace_ddp()
 

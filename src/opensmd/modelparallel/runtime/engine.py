@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ from opensmd.modelparallel.runtime.messages.step_inputs import StepInputs, agree
 from opensmd.modelparallel.runtime.messages.transport import Transport
 from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.placed_model import PlacedModel
-from opensmd.modelparallel.runtime.same_model import require_same_model
 from opensmd.modelparallel.runtime.side_effects.escaped import EscapedTensors
 from opensmd.modelparallel.runtime.side_effects.random_numbers.script_generators import ScriptRandom
 from opensmd.modelparallel.runtime.side_effects.random_numbers.torch_generators import (
@@ -74,9 +73,7 @@ class Engine:
         plan: where everything lives.
         sum_warning: sees every backward of torch's own.
         offloading: that of checkpointed activations; None keeps them in memory.
-
-    Raises:
-        SMPError: the ranks have different models.
+        across: returns the groups in which ranks of other pipelines may wait for this one.
 
     Attributes:
         plan: where everything lives.
@@ -92,6 +89,7 @@ class Engine:
         plan: Plan,
         sum_warning: SumWarning,
         offloading: Offloading | None,
+        across: Callable[[], Iterable[dist.ProcessGroup]],
     ) -> None:
         self.reducer: Reducer | None = None
         self._seed = 0
@@ -102,8 +100,8 @@ class Engine:
         self._threads = Threads()
         self._record = Record()
         self._offloading = offloading
+        self._across = across
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        require_same_model(module, group, self._control_device)
         placed = PlacedModel(module, plan, self._rank)
         random = ReplicatedRandom(placed.generators)
         self._follow(placed, open_transport(group, placed.device), random)
@@ -182,7 +180,13 @@ class Engine:
     def _new_errors(self) -> StepErrors:
         """Create the errors of steps over these groups, with no failure yet."""
         context = self._context
-        return StepErrors(self._group, context.transport, context.others, in_order=self._schedule.in_order)
+        return StepErrors(
+            self._group,
+            context.transport,
+            context.others,
+            self._across,
+            in_order=self._schedule.in_order,
+        )
 
     @property
     def tells_times(self) -> bool:

@@ -1,7 +1,8 @@
-"""Checking that all ranks of a pipeline have built the same model, before each keeps its part."""
+"""Checking that all ranks have built the same model, before each keeps its part."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,22 +11,29 @@ from torch import nn
 
 from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 
 __all__ = ["require_same_model"]
 
-Entry = tuple[str, tuple[int, ...], str]
+Entry = tuple[str, str, str]
 
 
-def require_same_model(module: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Compare names, shapes and dtypes of parameters over ``group``, which carries tensors on ``device``.
+def require_same_model(module: nn.Module, group: dist.ProcessGroup, *, sliced: Collection[str]) -> None:
+    """Compare names, shapes and dtypes of parameters over ``group``.
+
+    Args:
+        sliced: the names of those whose shapes may differ.
 
     Raises:
         SMPError: on all ranks, naming the first parameter that differs.
     """
-    mine = [(name, tuple(each.shape), str(each.dtype)) for name, each in module.named_parameters()]
+    mine = [
+        (name, "sliced" if name in sliced else str(tuple(each.shape)), str(each.dtype))
+        for name, each in module.named_parameters()
+    ]
     # One number each; names travel only if they differ, for the error.
-    own = torch.tensor([stable_hash(tuple(mine), 63)], device=device)
+    own = torch.tensor([stable_hash(tuple(mine), 63)], device=control_device(group))
     hashes = gathered_vectors(own, group)
     if bool((hashes == hashes[0]).all()):
         return
@@ -35,11 +43,12 @@ def require_same_model(module: nn.Module, group: dist.ProcessGroup, device: torc
     # None makes a model that merely has more parameters differ somewhere.
     pairs = zip([*models[0], None], [*models[other], None], strict=False)
     first, second = next((a, b) for a, b in pairs if a != b)
+    ranks = dist.get_process_group_ranks(group)
     raise SMPError(
-        f"the ranks of the pipeline have different models: pipeline rank 0 has {_named(first)} where "
-        f"pipeline rank {other} has {_named(second)}. Build the same model on all ranks"
+        f"the ranks have different models: rank {ranks[0]} has {_named(first)} where rank {ranks[other]} has "
+        f"{_named(second)}. Build the same model on all ranks"
     )
 
 
 def _named(entry: Entry | None) -> str:
-    return "no further parameter" if entry is None else f"{entry[0]} {entry[1]} {entry[2]}"
+    return "no further parameter" if entry is None else " ".join(entry)

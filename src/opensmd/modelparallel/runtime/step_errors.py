@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistBackendError
 
+from opensmd.collectives._torch_internals import abort_with
 from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import PeerFailed, SMPError
 from opensmd.modelparallel.planning.policies.policy import Progress
@@ -96,19 +97,29 @@ def _in_words(error: DistBackendError) -> str:
 class StepErrors:
     """The first error of an engine's steps, after which none may run; it is raised on all ranks.
 
+    Ranks of other pipelines raise when they wait for one of this.
+
     Args:
         group: the pipeline's ranks.
         transport: the one to the other ranks.
         others: the other ranks in the group.
+        across: returns the groups in which ranks of other pipelines may wait for this one.
         in_order: whether all ranks do everything in one order.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, transport: Transport, others: list[int], *, in_order: bool
+        self,
+        group: dist.ProcessGroup,
+        transport: Transport,
+        others: list[int],
+        across: Callable[[], Iterable[dist.ProcessGroup]],
+        *,
+        in_order: bool,
     ) -> None:
         self._group = group
         self._transport = transport
         self._others = others
+        self._across = across
         self._in_order = in_order
         self._control_device = control_device(group)
         self._failure: str | None = None
@@ -137,12 +148,19 @@ class StepErrors:
             return
         self._failure = f"{type(error).__name__}: {error}"
         poison(self._group, "a step")
-        if isinstance(error, PeerFailed):  # the rank that failed first has told all
+        if isinstance(error, PeerFailed):  # the rank that failed first has told all of the pipeline
+            self._tell_other_pipelines(str(error))
             return
         stage = dist.get_rank(self._group)
         rank = dist.get_global_rank(self._group, stage)
         text = f"rank {rank} (pipeline rank {stage}) failed{where}: {self._failure}"
         abort(self._transport, self._others, text)
+        self._tell_other_pipelines(text)
+
+    def _tell_other_pipelines(self, text: str) -> None:
+        for group in self._across():
+            if group.size() > 1:
+                abort_with(group, text)
 
     @contextlib.contextmanager
     def alike(self, *, confirm: bool) -> Iterator[None]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.replicas.together import ReplicasTogether, refuse_common_hook
+from opensmd.modelparallel.replicas.trained_alike import TrainedAlike
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
 from opensmd.modelparallel.sharding.sharded_parameters import ShardedParameters
 from opensmd.modelparallel.sharding.sharded_replicas import ShardedReplicas, refuse_comm_hook
@@ -32,6 +33,7 @@ def make_replicas(
         options: those of :class:`Replicas`.
 
     Raises:
+        SMPError: not all ranks train the same parameters.
         SMPUnsupportedError: comm hooks for sharded parameters, or for distributed modules with replicas.
     """
     if sharded is not None and options["comm_hooks"]:
@@ -40,20 +42,28 @@ def make_replicas(
     named = list(model.get_module().named_parameters(remove_duplicate=False))
     cut = {name for name, parameter in named if sharded is not None and is_cut(parameter)}
 
-    def of(kind: CommGroup, *, scaled: bool) -> Replicas:
+    def of(kind: CommGroup, *, scaled: bool, alike: TrainedAlike | None = None) -> Replicas:
         def is_local(name: str) -> bool:
             mine = model.is_here(name) and name not in cut
             return mine and model.works_on_scaled_batch(name) == scaled
 
         return Replicas(
-            model.get_module(), is_local=is_local, group=groups[kind], has_data=_is_real, **options
+            model.get_module(),
+            is_local=is_local,
+            group=groups[kind],
+            alike=alike,
+            has_data=_is_real,
+            **options,
         )
 
     distributed = model.has_scaled_batch
     slices_have_replicas = distributed and groups[CommGroup.RDP_GROUP].size() > 1
     if slices_have_replicas and options["comm_hooks"]:
         refuse_common_hook()
-    members = [of(CommGroup.DP_GROUP, scaled=False)]
+    TrainedAlike(named, groups[CommGroup.WORLD]).require()  # before anything is sent from the first replica
+    # Also of what is sliced or cut: each rank trains its own part.
+    all_here = TrainedAlike([each for each in named if model.is_here(each[0])], groups[CommGroup.DP_GROUP])
+    members = [of(CommGroup.DP_GROUP, scaled=False, alike=all_here)]
     if slices_have_replicas:
         members.append(of(CommGroup.RDP_GROUP, scaled=True))
     if sharded is not None:

@@ -88,10 +88,12 @@ void SmddpBackend::shutdown() {
   if (device_backend_ && !device_aborted_) device_backend_->shutdown();
 }
 
-void SmddpBackend::abort() {
+void SmddpBackend::abort() { abort(c10::str("abort() was called on ", name_)); }
+
+void SmddpBackend::abort(const std::string& reason) {
   process_.require_not_forked();
   WithoutGil without_gil;
-  transport_->abort(c10::str("abort() was called on ", name_));
+  transport_->abort(reason);
   std::lock_guard lock(device_mutex_);
   device_aborted_ = true;
   if (device_backend_) device_backend_->abort();

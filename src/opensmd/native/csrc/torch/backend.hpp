@@ -120,6 +120,7 @@ class SmddpBackend : public c10d::Backend {
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   BackendPtr device_backend();  // torch's NCCL for the same members, made on first use
   void abort() override;
+  void abort(const std::string& reason);  // which all members get
   void shutdown() override;
 
  private:

@@ -209,6 +209,7 @@ void bind_backend(py::module_& module) {
       .def("register_mem_pool", method_of_nccl("register_mem_pool"))
       .def("deregister_mem_pool", method_of_nccl("deregister_mem_pool"))
       .def("record_as", &SmddpBackend::record_as, py::arg("group"))
+      .def("abort_with", py::overload_cast<const std::string&>(&SmddpBackend::abort), py::arg("reason"))
       .def(
           "lost_members",
           [](const SmddpBackend& self) {

@@ -1,0 +1,67 @@
+"""Requiring replicas to train the same parameters, because they average the gradients of nothing else.
+
+Replicas that freeze different parameters would begin different collectives. Where these happen to have the
+same sizes, gradients of one parameter would be averaged with those of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from opensmd.modelparallel._torch_internals import gathered_vectors
+from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.sendable import control_device
+
+__all__ = ["TrainedAlike"]
+
+
+class TrainedAlike:
+    """``requires_grad`` of what several ranks have of a model.
+
+    Args:
+        named: the parameters of this rank with their names, which are the same on all of these ranks.
+        group: the ranks.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> None:
+        self._named = list(named)
+        self._group = group
+        self._device = control_device(group)
+
+    def require(self) -> None:
+        """Compare the ranks; all of them must call.
+
+        Raises:
+            SMPError: on all of them, naming the first parameter that only some of them train.
+        """
+        trained = tuple([parameter.requires_grad for _, parameter in self._named])
+        # Hashes of booleans are the same in every process.
+        numbers = gathered_vectors(torch.tensor([hash(trained)], device=self._device), self._group).tolist()
+        if any(number != numbers[0] for number in numbers):
+            self._refuse(trained)
+
+    def _refuse(self, mine: tuple[bool, ...]) -> None:
+        everyone: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(everyone, mine, group=self._group)
+        differing = [place for place, found in enumerate(zip(*everyone, strict=True)) if len({*found}) > 1]
+        first = differing[0]
+        ranks = dist.get_process_group_ranks(self._group)
+        training = [rank for rank, trained in zip(ranks, everyone, strict=True) if trained[first]]
+        frozen = [rank for rank in ranks if rank not in training]
+        others = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        raise SMPError(
+            f"requires_grad of parameter {self._named[first][0]!r}{others} is True on {_named(training)} and "
+            f"False on {_named(frozen)}, but replicas average the gradients of the same parameters. Freeze "
+            "and unfreeze them on all ranks alike, between steps; an `if smp.rank() == 0:` or "
+            "`if smp.dp_rank() == 0:` around it is the usual cause"
+        )
+
+
+def _named(ranks: list[int]) -> str:
+    numbers = [str(rank) for rank in ranks]
+    return f"rank {numbers[0]}" if len(ranks) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
