@@ -18,10 +18,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.dry_run.dry import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.ranks.grid import CommGroup, RankType
+from opensmd.modelparallel.ranks.meeting import meet
+from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.state import state
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "dp_barrier",
+    "meet_for",
     "mp_barrier",
     "recv_from",
     "require_meeting",
@@ -191,3 +195,30 @@ def require_meeting(name: str, *, instead: str = "") -> None:
             "turns, on each rank in an order of its own, and rank 0 runs it once more to plan the "
             f"partitions, so the ranks would not meet: {instead or 'call it after the step'}"
         )
+
+
+def meet_for(name: str, *kinds: CommGroup, shards: bool = False) -> None:
+    """Begin a call that the ranks of a replica make together; it is refused inside a step of a split model.
+
+    Args:
+        name: what was called.
+        kinds: groups that take part besides those of one replica.
+        shards: the replicas that share what is sharded take part, too.
+
+    Raises:
+        SMPError: the call comes from such a step, or others have called something else.
+        DistBackendError: others are lost, or in a call of torch.distributed.
+    """
+    require_meeting(name)
+    groups = [state.groups[kind] for kind in (CommGroup.PP_GROUP, CommGroup.TP_GROUP, *kinds)]
+    groups += [state.groups.shards] if shards else []
+    try:
+        for group in groups:
+            if group.size() > 1:
+                meet(name, group, control_device(group))
+    except (SMPError, DistBackendError) as error:
+        if state.engine is not None:
+            state.engine.errors.add(error, f" in {name}")
+        if isinstance(error, SMPError):
+            raise
+        raise DistBackendError(f"{name} on rank {state.rank} has not met the others: {error}") from error

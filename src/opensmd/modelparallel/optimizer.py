@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opensmd.modelparallel._torch_internals import runs_step_hooks, without_interception
-from opensmd.modelparallel.communicate import require_meeting
+from opensmd.modelparallel.communicate import meet_for, require_meeting
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
@@ -125,6 +125,9 @@ class _Methods(PrecisionAttributes):
             SMPError: inside a step of a split model.
         """
         require_meeting("optimizer.state_dict()")
+        if self._smp_layout is not None or state.cfg.tensor_parallel_degree > 1:
+            sharded = state.cfg.shard_optimizer_state or state.cfg.shards_parameters
+            meet_for("optimizer.state_dict()", shards=sharded and self._smp_layout is not None)
         if self._smp_layout is None:
             return unsliced_state(self._smp_plain_state_dict(), self)
         own = self._smp_renumbered(self._smp_layout)
@@ -144,6 +147,8 @@ class _Methods(PrecisionAttributes):
             SMPError: inside a step of a split model.
         """
         require_meeting("optimizer.load_state_dict")
+        if is_partial(state_dict) or self._smp_layout is not None:
+            meet_for("optimizer.load_state_dict()")
         before_writing()
         given = self._smp_fitting(state_dict)
         _, given = split_masters(given)

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from opensmd.modelparallel.checkpoint.agreement import together
+from opensmd.modelparallel.checkpoint.agreement import naming_lost_ranks, together
 from opensmd.modelparallel.checkpoint.newest import NEWEST
 from opensmd.modelparallel.checkpoint.saved_optimizer import SavedOptimizer
 from opensmd.modelparallel.checkpoint.saving.background import (
@@ -22,7 +22,7 @@ from opensmd.modelparallel.checkpoint.saving.background import (
 )
 from opensmd.modelparallel.checkpoint.saving.snapshot import take_snapshot
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
-from opensmd.modelparallel.communicate import require_meeting
+from opensmd.modelparallel.communicate import meet_for
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
@@ -75,13 +75,14 @@ def save_checkpoint(
         OSError: this rank could not write; ``newest`` is unchanged.
     """
     groups = state.require("smp.save_checkpoint").groups
-    require_meeting("smp.save_checkpoint")
+    failed = f"the checkpoint {tag!r} in {path} was not saved"
+    with naming_lost_ranks(failed):
+        meet_for("smp.save_checkpoint", CommGroup.DP_GROUP)
     _require_saveable(path, tag, model, optimizer, user_content)
     finish_background_save()
     if partial and model is not None and state.cfg.shards_parameters:
         user_content = _with_shapes(user_content, model)
     world = groups[CommGroup.WORLD]
-    failed = f"the checkpoint {tag!r} in {path} was not saved"
     snapshot = together(
         world,
         lambda: take_snapshot(

@@ -26,7 +26,7 @@ from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, rea
 from opensmd.modelparallel.checkpoint.names import partial_name, pending_name
 from opensmd.modelparallel.checkpoint.part_files import PartFiles, complete_set, missing_text
 from opensmd.modelparallel.checkpoint.seal import Label
-from opensmd.modelparallel.communicate import require_meeting
+from opensmd.modelparallel.communicate import meet_for
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
@@ -96,7 +96,8 @@ def save(
         aside = write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1), **options)
         commit(aside, path, alone=False)  # other ranks may be writing the same name
         return
-    require_meeting("smp.save(partial=True)")
+    with naming_lost_ranks(f"{path} was not saved"):
+        meet_for("smp.save(partial=True)")
     save_part(obj, path, v3=v3, suffix=suffix, **options)
 
 
@@ -203,7 +204,8 @@ def load(
             raise FileNotFoundError(missing_text(path, partial=False))
         return read(path, **options)
     groups = state.require("smp.load(partial=True)").groups
-    require_meeting("smp.load(partial=True)")
+    with naming_lost_ranks(f"{f} was not loaded"):
+        meet_for("smp.load(partial=True)")
     group = groups[CommGroup.MP_GROUP]
 
     def load_own() -> Any:

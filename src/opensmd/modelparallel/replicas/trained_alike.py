@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
-from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.meeting import meet
 from opensmd.modelparallel.ranks.sendable import control_device
 
 __all__ = ["TrainedAlike"]
@@ -41,8 +40,8 @@ class TrainedAlike:
         """
         trained = tuple([parameter.requires_grad for _, parameter in self._named])
         # Hashes of booleans are the same in every process.
-        numbers = gathered_vectors(torch.tensor([hash(trained)], device=self._device), self._group).tolist()
-        if any(number != numbers[0] for number in numbers):
+        found = meet("a step with a backward", self._group, self._device, (hash(trained), 0, 0, 0))
+        if any(numbers != found[0] for numbers in found):
             self._refuse(trained)
 
     def _refuse(self, mine: tuple[bool, ...]) -> None:

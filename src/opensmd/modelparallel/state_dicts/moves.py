@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opensmd.modelparallel.communicate import meet_for
 from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors import structure
@@ -107,6 +108,7 @@ class Moves(StateDicts):
                 "which is whole, into a model of its own"
             )
         if self.partitioned and not self.gathered:
+            meet_for("model.cpu()")
             module = self.get_module()
             with stand_ins(module, self.is_here):
                 tensors = dict([*module.named_parameters(), *module.named_buffers()])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from opensmd.modelparallel.communicate import require_meeting
+from opensmd.modelparallel.communicate import meet_for, require_meeting
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.planning.saved_places import saved_places
 from opensmd.modelparallel.ranks.grid import CommGroup
@@ -96,6 +96,7 @@ class StateDicts(DistributedParts):
         if not split and state.cfg.tensor_parallel_degree == 1 and not state.cfg.shards_parameters:
             plain: dict[str, Any] = self.get_module().state_dict(*args, **kwargs)
             return plain
+        meet_for("model.state_dict()", shards=state.cfg.shards_parameters)
         destination, prefix = _into(*args, **kwargs)
         whole = self._collected(only_first=gather_to_rank0) if split else self._unsliced(self._entries())
         if gather_to_rank0 and state.groups.rank_in(CommGroup.MP_GROUP) != 0:
@@ -226,6 +227,8 @@ class StateDicts(DistributedParts):
             raise TypeError(f"model.load_state_dict: expected a state dict, got {type(state_dict).__name__}")
         before_writing()
         given = with_versions(state_dict, state_dict)
+        if is_partial(given) or self.partitioned:
+            meet_for("model.load_state_dict()")
         if is_partial(given):
             if same_partition_load:
                 return self._load_same_partition(given)

@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.dry_run.capture import is_tracing
+from opensmd.modelparallel.ranks.meeting import meet
 from opensmd.modelparallel.ranks.shards import bounds
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.tensor_parallel.tensor_group import (
@@ -151,8 +151,8 @@ def _require_same_call(tensor: Tensor, module: str) -> None:
     if is_tracing() or not tensor.is_cpu:
         return
     group = tensor_process_group()
-    mine = torch.tensor([_form(tensor.shape, tensor.dtype, module)], device=tensor.device)
-    if len(set(gathered_vectors(mine, group).tolist())) == 1:
+    form = _form(tensor.shape, tensor.dtype, module)
+    if len({*meet("a distributed module", group, tensor.device, (form, 0, 0, 0))}) == 1:
         return
     calls: list[Any] = [None] * group.size()
     dist.all_gather_object(calls, (list(tensor.shape), tensor.dtype, module), group=group)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import warnings
 import zlib
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from opensmd.modelparallel._torch_internals import gathered_vectors
-from opensmd.modelparallel.exceptions import SMPError, SMPUnsupportedError
+from opensmd.modelparallel.exceptions import SMPUnsupportedError
+from opensmd.modelparallel.ranks.meeting import meet
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
@@ -69,15 +68,9 @@ def agreed_inputs(
         RuntimeError: a rank did not come within the group's timeout.
     """
     leaves = structure.tensors_in((args, kwargs))
-    program = _program(function)
-    # Five numbers in one collective, because every step pays for this.
-    mine = array("q", [_hash(program), _form(args, kwargs), fingerprint(leaves), seed, modes])
-    numbers = gathered_vectors(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
-    # Raised before anything is sent: ranks in different functions would wait for messages that never come.
-    if len(set(numbers[::5])) > 1:
-        _refuse_different(program, group)
-    forms, data, seed = set(numbers[1::5]), set(numbers[2::5]), numbers[3]
-    same_modes = len(set(numbers[4::5])) == 1
+    found = meet(_program(function), group, device, (_form(args, kwargs), fingerprint(leaves), seed, modes))
+    forms, data = {numbers[0] for numbers in found}, {numbers[1] for numbers in found}
+    seed, same_modes = found[0][2], len({numbers[3] for numbers in found}) == 1
     if len(forms) == len(data) == 1:
         return StepInputs((args, kwargs), seed, same_modes)
     # Empty tensors on later ranks have another shape and are intended; different data of the same shape is
@@ -92,24 +85,12 @@ def agreed_inputs(
     return StepInputs(_first_rank_arguments(args, kwargs, group, device), seed, same_modes)
 
 
-def _program(function: Callable[..., Any]) -> tuple[str, str]:
+def _program(function: Callable[..., Any]) -> str:
     """Describe what a rank is about to run."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
+    name = f"the step {getattr(function, '__qualname__', type(function).__qualname__)!r}"
     if torch.is_inference_mode_enabled():
-        return name, " in inference mode"
-    return name, "" if torch.is_grad_enabled() else " without gradients"
-
-
-def _refuse_different(mine: tuple[str, str], group: dist.ProcessGroup) -> None:
-    programs: list[Any] = [None] * group.size()
-    dist.all_gather_object(programs, mine, group=group)
-    other = next(rank for rank, program in enumerate(programs) if program != programs[0])
-    (first, first_mode), (second, second_mode) = programs[0], programs[other]
-    raise SMPError(
-        f"the ranks of a pipeline began different steps: pipeline rank 0 called {first!r}{first_mode}, "
-        f"pipeline rank {other} called {second!r}{second_mode}. All ranks call the same step functions in "
-        "the same order; an `if smp.rank() == 0:` around one is the usual cause"
-    )
+        return f"{name} in inference mode"
+    return name if torch.is_grad_enabled() else f"{name} without gradients"
 
 
 def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -1,0 +1,53 @@
+"""Requiring that ranks have called the same, before they wait for each other in it.
+
+Whatever ranks do together begins with the same small exchange. Otherwise, ranks in different calls would take
+each other's numbers for their own, or learn only of collectives that no script has called.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from opensmd.modelparallel._torch_internals import gathered_vectors
+from opensmd.modelparallel.exceptions import SMPError
+
+__all__ = ["meet"]
+
+Four = tuple[int, int, int, int]
+
+
+def meet(
+    what: str, group: dist.ProcessGroup, device: torch.device, numbers: Four = (0, 0, 0, 0)
+) -> list[Four]:
+    """Wait for the other ranks of ``group``; return the ``numbers`` of each.
+
+    Args:
+        what: what this rank has called.
+        device: where small tensors must be for the group to carry them.
+
+    Raises:
+        SMPError: on all ranks, if they have called different things.
+    """
+    # In one collective, because every step pays for this.
+    mine = array("q", [zlib.crc32(what.encode()), *numbers])
+    found = gathered_vectors(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
+    if len({*found[::5]}) > 1:
+        _refuse(what, group)
+    return [tuple(found[first : first + 4]) for first in range(1, len(found), 5)]
+
+
+def _refuse(what: str, group: dist.ProcessGroup) -> None:
+    calls: list[Any] = [None] * group.size()
+    dist.all_gather_object(calls, what, group=group)
+    ranks = dist.get_process_group_ranks(group)
+    said = ", ".join(f"rank {rank} called {call}" for rank, call in zip(ranks, calls, strict=True))
+    raise SMPError(
+        f"ranks that work together have made different calls: {said}. All of them make the same calls in the "
+        "same order, also where only one needs the result; an `if smp.rank() == 0:` around one is the usual "
+        "cause"
+    )
