@@ -413,7 +413,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
             print_plan(plan)
         may_have_replicas = smp_state.groups.size(CommGroup.DP_GROUP) > 1 or smp_state.cfg.elastic is not None
         if self._engine is not None or may_have_replicas:
-            self._placed = PlacedParameters(self.get_module(), self._home_of)
+            self._placed = PlacedParameters(self.get_module(), self.home_of)
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return what the model now has in place of a parameter from before it was sharded."""

@@ -49,6 +49,7 @@ from opensmd.modelparallel.state_dicts.moved_state import move_state
 from opensmd.modelparallel.state_dicts.optimizer_entries import (
     gathered_entries,
     merged_parts,
+    require_same_numbers,
     sliced_entries,
     slices_of_entries,
     unsliced_state,
@@ -102,7 +103,8 @@ class _Methods(PrecisionAttributes):
         ``gather_if_shard`` is accepted and ignored: without ``shard_optimizer_state`` nothing is sharded.
 
         Raises:
-            SMPError: the model has not been partitioned yet, or it is split and a step is running.
+            SMPError: the model has not been partitioned yet, or it is split and a step is running; or the
+                optimizers are of each rank's own parameters.
         """
         require_meeting("optimizer.local_state_dict()")
         if self._smp_layout is None:
@@ -110,6 +112,9 @@ class _Methods(PrecisionAttributes):
                 "local_state_dict() works once the model is partitioned, which the first call of a smp.step "
                 "function does"
             )
+        if self._smp_layout.is_of_one_rank and state.groups.size(CommGroup.PP_GROUP) > 1:
+            meet_for("optimizer.local_state_dict()")
+            require_same_numbers(self._smp_layout, "optimizer.local_state_dict()")
         own = self._smp_renumbered(self._smp_layout)
         if state.cfg.tensor_parallel_degree > 1:
             own[SLICES] = slices_of_entries(own["state"], self._smp_layout)

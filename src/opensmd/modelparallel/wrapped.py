@@ -44,6 +44,9 @@ class WrappedModel(Protocol):
     def is_local(self, name: str) -> bool:
         """Whether this rank holds the data of that parameter, buffer or module."""
 
+    def home_of(self, name: str) -> int:
+        """Return the pipeline rank that holds an entry of the state dict."""
+
     def is_here(self, name: str) -> bool:
         """Like :meth:`is_local`, but also True for a buffer that every rank of the pipeline has a copy of."""
 

@@ -575,14 +575,17 @@ def used_outside_of_steps() -> tuple[list[str], list[str]]:
     local.step()
     with pytest.raises(RuntimeError) as unsaved:
         local.state_dict()
+    with pytest.raises(RuntimeError) as unsaved_part:
+        local.local_state_dict()
     smp.shutdown()
     assert all(warning.filename == __file__ for warning in caught)
-    errors = [str(each.value) for each in (raised, refused, unsaved)]
+    errors = [str(each.value) for each in (raised, refused, unsaved, unsaved_part)]
     return errors, [str(warning.message) for warning in caught]
 
 
 def test_what_a_split_model_cannot_do_outside_of_steps_says_what_to_do(pool: Pools) -> None:
     *refusals, clipping = OUTSIDE.values()
+    refusals.append(refusals[-1])  # of a part, too
     for errors, warned in pool(2).run(used_outside_of_steps):
         for error, says in zip(errors, refusals, strict=True):
             assert all(one in error for one in says)

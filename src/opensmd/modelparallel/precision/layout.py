@@ -75,6 +75,11 @@ class Layout:
         """The number of parameters in the whole optimizer."""
         return sum(map(len, self.numbers))
 
+    @property
+    def is_of_one_rank(self) -> bool:
+        """Whether all parameters live on one pipeline rank, or the optimizer may be of this rank's alone."""
+        return len({self.model.home_of(name) for name in self.full_names}) == 1
+
     def cut(self, group: ParameterGroup, state: MutableMapping[nn.Parameter, Any]) -> None:
         """Remove remote parameters from another group, and their state from the optimizer.
 

@@ -28,7 +28,7 @@ class PlacedParameters:
 
     def __init__(self, module: nn.Module, home_of: Callable[[str], int]) -> None:
         self._module = module
-        self._home_of = home_of
+        self.home_of = home_of
         self._names = {id(each): name for name, each in module.named_parameters()}
         self._remember()
 
@@ -55,11 +55,11 @@ class PlacedParameters:
                     "runs again"
                 )
             placed_as = self._names.get(id(parameter), name)
-            if self._home_of(placed_as) != self._home_of(name):
+            if self.home_of(placed_as) != self.home_of(name):
                 raise SMPError(
                     f"parameter {placed_as!r} was moved to {name!r} after the first step, which placed it on "
-                    f"pipeline rank {self._home_of(placed_as)}, and what has that name on "
-                    f"{self._home_of(name)}: state dicts would look for it there. Leave modules under their "
+                    f"pipeline rank {self.home_of(placed_as)}, and what has that name on "
+                    f"{self.home_of(name)}: state dicts would look for it there. Leave modules under their "
                     "names (to skip layers, let forward skip them), or change the model before the first step"
                 )
         self._remember()

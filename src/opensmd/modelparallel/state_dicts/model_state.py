@@ -137,9 +137,7 @@ class ModelState(Moves):
     def follow_plan(self, plan: Plan) -> None:
         """Note where everything lives from now on; all ranks must call."""
         self.plan = plan
-        homes = {
-            self._home_of(name) for name, _ in self.get_module().named_parameters(remove_duplicate=False)
-        }
+        homes = {self.home_of(name) for name, _ in self.get_module().named_parameters(remove_duplicate=False)}
         if homes:
             state.groups.split_off_owners(sorted(homes))
         self._split_modules = frozenset(plan.split())

@@ -112,7 +112,7 @@ class Moves(StateDicts):
             module = self.get_module()
             with stand_ins(module, self.is_here):
                 tensors = dict([*module.named_parameters(), *module.named_buffers()])
-            whole = collect(tensors, self._home_of, group=state.groups[CommGroup.PP_GROUP])
+            whole = collect(tensors, self.home_of, group=state.groups[CommGroup.PP_GROUP])
             self.gathered = True
             with torch.no_grad():
                 for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

@@ -21,7 +21,14 @@ from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, slice
 from opensmd.modelparallel.state_dicts.gather import unite
 from opensmd.modelparallel.state_dicts.merge import flat_state, is_partial, merge_optimizers, nested_state
 
-__all__ = ["gathered_entries", "merged_parts", "slices_of_entries", "sliced_entries", "unsliced_state"]
+__all__ = [
+    "gathered_entries",
+    "merged_parts",
+    "require_same_numbers",
+    "slices_of_entries",
+    "sliced_entries",
+    "unsliced_state",
+]
 
 
 def gathered_entries(
@@ -34,20 +41,28 @@ def gathered_entries(
     """
     flat = flat_state(own)
     if layout is not None:
-        _require_same_numbers(layout)
+        require_same_numbers(layout, "optimizer.state_dict()")
         flat = whole_entries(flat, _shards_of_entries(flat, layout))
     return nested_state(unite(flat, group=state.groups[CommGroup.PP_GROUP], only_first=only_first))
 
 
-def _require_same_numbers(layout: Layout) -> None:
+def require_same_numbers(layout: Layout, name: str) -> None:
+    """Require that the pipeline's ranks have numbered the same parameters; all of them must call.
+
+    Args:
+        name: what the script has called.
+
+    Raises:
+        SMPError: on all of them, if they have not.
+    """
     group = state.groups[CommGroup.PP_GROUP]
     names: list[Any] = [None] * group.size()
     dist.all_gather_object(names, layout.full_names, group=group)
     if any(other != names[0] for other in names):
         raise SMPError(
-            "optimizer.state_dict(): the optimizers of the pipeline's ranks have different parameters, so "
-            "that entries of one would replace those of another. Make the optimizer of model.parameters(), "
-            "not of model.local_parameters(), on all ranks: it keeps what lives on its own"
+            f"{name}: the optimizers of the pipeline's ranks have different parameters, so that entries of "
+            "one would replace those of another. Make the optimizer of model.parameters(), not of "
+            "model.local_parameters(), on all ranks: it keeps what lives on its own"
         )
 
 

@@ -110,7 +110,7 @@ class StateDicts(DistributedParts):
     def _collected(self, *, only_first: bool) -> dict[str, Any]:
         group = state.groups[CommGroup.PP_GROUP]
         entries = self._unsliced(self._entries_of_all())
-        return collect(entries, self._home_of, group=group, only_first=only_first)
+        return collect(entries, self.home_of, group=group, only_first=only_first)
 
     def _unsliced(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return entries with whole tensors instead of the slices of tensor-parallel ranks."""

@@ -147,7 +147,7 @@ class Whereabouts(nn.Module):
         """The modules of this rank."""
         return (module for _, module in self.local_named_modules())
 
-    def _home_of(self, name: str) -> int:
+    def home_of(self, name: str) -> int:
         """Return the rank in the replica that holds an entry of the state dict."""
         assert self.plan is not None
         homes = self.plan.homes
@@ -156,7 +156,7 @@ class Whereabouts(nn.Module):
     def _home_of_buffer(self, name: str, buffer: Tensor) -> int:
         """Return the rank in the replica that holds a buffer, or counts as doing so if all do."""
         tag = tag_of(buffer) if self._is_of_split(name) else None
-        return self._home_of(name) if tag is None else tag.home
+        return self.home_of(name) if tag is None else tag.home
 
     def share_what_is_everywhere(self, sources: Mapping[str, int] = MappingProxyType({})) -> None:
         """Make all copies of a buffer equal to that of its home; all ranks must call.
