@@ -28,6 +28,7 @@ from opensmd.collectives.stores.listening import LOOPBACK
 from opensmd.native import core
 
 __all__ = [
+    "abort_with",
     "backends_of",
     "connections_of",
     "cpu_backend",

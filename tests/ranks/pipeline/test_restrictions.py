@@ -7,7 +7,7 @@ import functools
 import itertools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
 
 import smdistributed.modelparallel.torch as smp
 from tests.ranks.models.case import CLASSES, WIDTH, Layers, classify
@@ -542,7 +543,15 @@ OUTSIDE = {
         "torch.nn.utils.clip_grad_norm_ sees the gradients of this rank alone",
         "Call optimizer.clip_master_grads(max_norm)",
     ),
+    "torch.nn.utils.get_total_norm": (
+        "torch.nn.utils.get_total_norm sees the gradients of this rank alone",
+        "Call optimizer.clip_master_grads(max_norm)",
+    ),
 }
+
+
+def norm_of(parameters: Iterable[nn.Parameter]) -> Tensor:
+    return get_total_norm([each.grad for each in parameters if each.grad is not None])
 
 
 def used_outside_of_steps() -> tuple[list[str], list[str]]:
@@ -561,10 +570,12 @@ def used_outside_of_steps() -> tuple[list[str], list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.nn.utils.clip_grad_norm_(model.local_parameters(), 1.0)
+        norm_of(model.local_parameters())
         assert all(parameter.grad is None or parameter.grad.any() for parameter in model.parameters())
         assert not caught
         for _ in range(2):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norm_of(model.parameters())
     module.head = nn.Linear(WIDTH, CLASSES)
     with pytest.raises(RuntimeError) as refused:
         smp.step(trained)(model, *batch)
@@ -584,12 +595,13 @@ def used_outside_of_steps() -> tuple[list[str], list[str]]:
 
 
 def test_what_a_split_model_cannot_do_outside_of_steps_says_what_to_do(pool: Pools) -> None:
-    *refusals, clipping = OUTSIDE.values()
+    *refusals, clipping, norms = OUTSIDE.values()
     refusals.append(refusals[-1])  # of a part, too
     for errors, warned in pool(2).run(used_outside_of_steps):
         for error, says in zip(errors, refusals, strict=True):
             assert all(one in error for one in says)
-        assert len(warned) == 1 and all(one in warned[0] for one in clipping)
+        for warning, says in zip(warned, (clipping, norms), strict=True):
+            assert all(one in warning for one in says)
 
 
 @pytest.mark.parametrize("name", [*RESTRICTIONS, *OUTSIDE])

@@ -7,6 +7,7 @@
   thread's function mode for a part of the program.
 - A module's call is redirected by an attribute on the instance, again during a step.
 - ``zero_grad`` of all optimizers asks first during a step with several microbatches.
+- The function that takes the norm of gradients is replaced inside torch's wrapper of it.
 - A scheduler's wrapper of an optimizer's ``step`` is replaced by one that follows the optimizer's class.
 
 tests/unit/modelparallel/redirection/test_torch_internals.py fails when torch changes any of these.
@@ -202,16 +203,20 @@ def follow_class(optimizer: torch.optim.Optimizer) -> None:
 
 
 def replaced_total_norm(instead: Callable[..., Tensor]) -> Callable[[], None]:
-    """Make ``torch.nn.utils.clip_grad_norm_`` compute norms by ``instead(original, gradients, order, ...)``.
+    """Make ``torch.nn.utils.get_total_norm`` compute ``instead(original, gradients, order, ...)``.
+
+    ``clip_grad_norm_`` calls it, too. Scripts import it by name, so what it wraps is replaced.
 
     Returns:
         A function that restores torch's own.
     """
-    plain = clip_grad._get_total_norm
-    clip_grad._get_total_norm = functools.partial(instead, plain)
+    wrapper: Any = clip_grad._get_total_norm
+    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
+    plain = cell.cell_contents
+    cell.cell_contents = functools.partial(instead, plain)
 
     def restore() -> None:
-        clip_grad._get_total_norm = plain
+        cell.cell_contents = plain
 
     return restore
 

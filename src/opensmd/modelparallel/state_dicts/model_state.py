@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from opensmd.modelparallel._torch_internals import without_interception
+from opensmd.modelparallel.compatibility.clipping import watch_total_norms
 from opensmd.modelparallel.compatibility.left_behind import require_trained
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.planning.plan import Plan
@@ -124,6 +125,8 @@ class ModelState(Moves):
         self._make_common_parts_equal()
         if self.shards:
             state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
+        if len(state.groups.owner_stages) > 1:
+            state.undoing.append(watch_total_norms())
         state.undoing.append(before_optimizer_steps(lambda each: require_trained(each, self.has_replaced)))
         # From now on: patching torch's class for each step alone would change it twice per step.
         state.undoing.append(let_optimizers_ask(self.require_other_parameters))
