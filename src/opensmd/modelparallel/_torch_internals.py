@@ -30,6 +30,7 @@ __all__ = [
     "any_modes",
     "backward_of_node",
     "gathered_vectors",
+    "gathering",
     "has_backward_hooks",
     "has_global_hooks",
     "in_transform",
@@ -197,9 +198,15 @@ def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain
 
 def gathered_vectors(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Gather and join the vectors of all ranks of ``group``, without the public function's overhead."""
-    everyone = mine.new_empty(mine.numel() * group.size())
-    group._allgather_base(everyone, mine).wait()
+    everyone, work = gathering(mine, group)
+    work.wait()
     return everyone
+
+
+def gathering(mine: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, dist.Work]:
+    """Like :func:`gathered_vectors`; the result is there when the second has been waited for."""
+    everyone = mine.new_empty(mine.numel() * group.size())
+    return everyone, group._allgather_base(everyone, mine)
 
 
 def runs_step_hooks(step: _Step) -> _Step:

@@ -5,9 +5,9 @@ other stages. Its ``forward`` is never called: the engine runs the microbatches,
 step and of its last backward. In the last backward, the reducer counts gradients and sends each bucket as it
 fills, so the reduction overlaps with that backward::
 
-    before_step        buffers from the first replica; nothing else is sent
+    before_step        buffers from the first replica, and what each replica trains
     microbatch 0..m-2  gradients add up where they are
-    before_last_backward   all replicas train the same parameters; the reducer is armed
+    before_last_backward   all replicas train the same; the reducer is armed
     microbatch m-1     buckets leave as they fill; the end of this backward waits for them
     after_step         gradients are the replicas' mean (or, without overlap, become it here)
 
@@ -105,9 +105,8 @@ class Replicas:
         self._inside = False
         self._armed = False
         self._announced = False
-        self._compared = False  # in this step, with the other replicas
-        self._is_outdated = False  # torch's reducer has other parameters than this step trains
         self._alike = alike
+        self._reductions = 0  # by this reducer of torch's
         self._comm_hooks: list[tuple[Any, CommHook]] = []
         self._ddp_options: dict[str, Any] = {
             "process_group": group,
@@ -130,14 +129,15 @@ class Replicas:
         """Start a step: synchronise buffers and decide whether its gradients are reduced.
 
         Raises:
+            SMPError: replicas train different parameters.
             RuntimeError: parameters were frozen or unfrozen within :meth:`join`.
         """
         if self._inside:
             raise RuntimeError("a step began before the previous one had ended")
-        self._is_outdated = [parameter.requires_grad for parameter in self._local] != self._trained
-        if self._is_outdated:
-            self._prepare_to_follow()
-        self._inside, self._announced, self._compared = True, False, False
+        self._begin_comparing()
+        if [parameter.requires_grad for parameter in self._local] != self._trained:
+            self._follow_requires_grad()
+        self._inside, self._announced = True, False
         if self._ddp is None:
             if self._broadcast_buffers:
                 self._send_from_first(list(self._module.buffers()))
@@ -158,8 +158,7 @@ class Replicas:
         Raises:
             SMPError: replicas train different parameters.
         """
-        if self.overlapping:
-            self._compare()
+        self._compare()
         if self._ddp is not None and self.overlapping:
             if self._announced:
                 begin_again(self._ddp)
@@ -201,6 +200,7 @@ class Replicas:
         self._compare()
         if self._ddp is not None and self._is_reducing:
             self._finish_reduction(self._ddp)
+            self._reductions += 1
         self._passes += 1
 
     def close(self) -> None:
@@ -260,37 +260,35 @@ class Replicas:
         ]
         return f" ({len(names)} have no gradient: {', '.join(names[:3])})" if names else ""
 
-    def _prepare_to_follow(self) -> None:
-        """Begin a step that trains other parameters than the one before; torch's reducer reads it only once.
+    def _begin_comparing(self) -> None:
+        """Tell the other replicas what this step trains, if it does.
 
-        As long as nothing is reduced, a replica may run steps that the others do not, so it follows later.
+        One replica alone may run steps that evaluate. What they say is waited for where replicas meet anyway:
+        before buffers are sent, or torch's reducer settles its buckets, which it does after its first
+        reduction. Elsewhere it arrives long before it is needed.
         """
+        joining = self._ddp is not None and is_joining(self._ddp)
+        if self._alike is None or joining or not (self._module.training and torch.is_grad_enabled()):
+            return
+        self._alike.begin()
+        changed = [parameter.requires_grad for parameter in self._local] != self._trained
+        sends_buffers = self._broadcast_buffers and (self._ddp is None or bool(self._ddp.modules_buffers))
+        if changed or sends_buffers or self._reductions < 2:
+            self._compare()
+
+    def _compare(self) -> None:
+        if self._alike is not None:
+            self._alike.end()
+
+    def _follow_requires_grad(self) -> None:
+        """Adapt to changes of ``requires_grad``, which torch's reducer reads only when it is created."""
         if self._ddp is not None and is_joining(self._ddp):
             raise RuntimeError(
                 "requires_grad of parameters changed within join(): the replicas that have ended would not "
                 "follow. Freeze and unfreeze parameters before or after it"
             )
-        if self.backward_passes_per_step > 1:  # no reducer will handle what earlier passes have trained
-            if self._alike is not None:
-                self._alike.require()
-            if self._ddp is not None and self._passes % self.backward_passes_per_step:
-                self._reduce_now()
-            self._follow()
-
-    def _compare(self) -> None:
-        """Before gradients are reduced, require that all replicas train the same parameters."""
-        if self._compared or not self._is_reducing or (self._ddp is not None and is_joining(self._ddp)):
-            return
-        self._compared = True
-        if self._alike is not None:
-            self._alike.require()
-        if self._is_outdated:
-            self._follow()
-            if self._ddp is not None:
-                begin_again(self._ddp)
-
-    def _follow(self) -> None:
-        self._is_outdated = False
+        if self._ddp is not None and self._passes % self.backward_passes_per_step:
+            self._reduce_now()  # earlier passes' gradients: no reducer will handle a frozen parameter
         self._trained = [parameter.requires_grad for parameter in self._local]
         self._replace_ddp()
 
@@ -312,6 +310,7 @@ class Replicas:
         }
         if first:
             self._send_from_first(list(composite.values()))
+        self._reductions = 0
         elsewhere = [name for name, _ in _tensors(self._module) if not self._is_local(name)]
         with ignoring(self._module, [*elsewhere, *composite]):
             return DistributedStage(

@@ -7,13 +7,13 @@ same sizes, gradients of one parameter would be averaged with those of another.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from opensmd.modelparallel._torch_internals import gathering
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.ranks.meeting import meet
 from opensmd.modelparallel.ranks.sendable import control_device
 
 __all__ = ["TrainedAlike"]
@@ -31,26 +31,38 @@ class TrainedAlike:
         self._named = list(named)
         self._group = group
         self._device = control_device(group)
+        self._trained: list[bool] = []
+        self._mine = torch.empty(0)
+        self._arriving: tuple[Tensor, dist.Work] | None = None
 
-    def require(self) -> None:
-        """Compare the ranks; all of them must call.
+    def begin(self) -> None:
+        """Tell the other ranks what this one trains, and do not wait; all of them must call."""
+        trained = [parameter.requires_grad for _, parameter in self._named]
+        if trained != self._trained:
+            self._trained = trained
+            self._mine = torch.tensor(trained, dtype=torch.uint8, device=self._device)
+        if trained:
+            self._arriving = gathering(self._mine, self._group)
+
+    def end(self) -> None:
+        """Wait for what the others have told, if anything.
 
         Raises:
             SMPError: on all of them, naming the first parameter that only some of them train.
         """
-        trained = tuple([parameter.requires_grad for _, parameter in self._named])
-        # Hashes of booleans are the same in every process.
-        found = meet("a step with a backward", self._group, self._device, (hash(trained), 0, 0, 0))
-        if any(numbers != found[0] for numbers in found):
-            self._refuse(trained)
+        if self._arriving is None:
+            return
+        (everyone, work), self._arriving = self._arriving, None
+        work.wait()
+        by_rank = everyone.view(self._group.size(), -1)
+        if not bool((by_rank == by_rank[0]).all()):
+            self._refuse(by_rank)
 
-    def _refuse(self, mine: tuple[bool, ...]) -> None:
-        everyone: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(everyone, mine, group=self._group)
-        differing = [place for place, found in enumerate(zip(*everyone, strict=True)) if len({*found}) > 1]
+    def _refuse(self, by_rank: Tensor) -> None:
+        differing = (by_rank != by_rank[0]).any(0).nonzero().flatten().tolist()
         first = differing[0]
         ranks = dist.get_process_group_ranks(self._group)
-        training = [rank for rank, trained in zip(ranks, everyone, strict=True) if trained[first]]
+        training = [rank for rank, trains in zip(ranks, by_rank[:, first].tolist(), strict=True) if trains]
         frozen = [rank for rank in ranks if rank not in training]
         others = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise SMPError(

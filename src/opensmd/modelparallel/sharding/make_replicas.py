@@ -60,7 +60,9 @@ def make_replicas(
     slices_have_replicas = distributed and groups[CommGroup.RDP_GROUP].size() > 1
     if slices_have_replicas and options["comm_hooks"]:
         refuse_common_hook()
-    TrainedAlike(named, groups[CommGroup.WORLD]).require()  # before anything is sent from the first replica
+    everywhere = TrainedAlike(named, groups[CommGroup.WORLD])
+    everywhere.begin()
+    everywhere.end()  # before anything is sent from the first replica
     # Also of what is sliced or cut: each rank trains its own part.
     all_here = TrainedAlike([each for each in named if model.is_here(each[0])], groups[CommGroup.DP_GROUP])
     members = [of(CommGroup.DP_GROUP, scaled=False, alike=all_here)]
