@@ -40,6 +40,33 @@ def test_objects_with_tensors_at_modules_and_parameters_are_as_they_were() -> No
     assert module.weight.scales.scale is scale
 
 
+class Meter:
+    """An object of a script, in which methods of others count."""
+
+    __slots__ = ("__dict__", "total")
+
+    def __init__(self) -> None:
+        self.total, self.kept = 0, [0]
+
+    def update(self) -> None:
+        self.total += 1
+        self.kept.append(self.total)
+        self.latest = self.total
+
+
+def test_ordinary_objects_are_as_they_were_wherever_an_attribute_leads_to_them() -> None:
+    inside, bound, enclosed = meters = [Meter() for _ in range(3)]
+    module = Keeping()
+    module.losses = {
+        "nested": SimpleNamespace(meter=inside),
+        "hooks": [bound.update, lambda: enclosed.update()],
+    }
+    with untouched(module, None):
+        for meter in meters:
+            meter.update()
+    assert [(meter.total, vars(meter)) for meter in meters] == [(0, {"kept": [0]})] * 3
+
+
 def test_a_buffer_that_a_dry_run_has_resized_has_its_size_again() -> None:
     module = Keeping()
     with untouched(module, None):
