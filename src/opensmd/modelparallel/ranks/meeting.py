@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from opensmd.modelparallel._torch_internals import gathered_vectors
+from opensmd.modelparallel._torch_internals import gathering
 from opensmd.modelparallel.exceptions import SMPError
 
-__all__ = ["meet"]
+__all__ = ["Four", "begin_meeting", "meet"]
 
 Four = tuple[int, int, int, int]
 
@@ -33,12 +34,25 @@ def meet(
     Raises:
         SMPError: on all ranks, if they have called different things.
     """
+    return begin_meeting(what, group, device, numbers)()
+
+
+def begin_meeting(
+    what: str, group: dist.ProcessGroup, device: torch.device, numbers: Four
+) -> Callable[[], list[Four]]:
+    """Like :func:`meet`, but return what waits; nothing else of the group may be called before that."""
     # In one collective, because every step pays for this.
     mine = array("q", [zlib.crc32(what.encode()), *numbers])
-    found = gathered_vectors(torch.frombuffer(mine, dtype=torch.int64).to(device), group).tolist()
-    if len({*found[::5]}) > 1:
-        _refuse(what, group)
-    return [tuple(found[first : first + 4]) for first in range(1, len(found), 5)]
+    everyone, work = gathering(torch.frombuffer(mine, dtype=torch.int64).to(device), group)
+
+    def wait() -> list[Four]:
+        work.wait()
+        found = everyone.tolist()
+        if len({*found[::5]}) > 1:
+            _refuse(what, group)
+        return [tuple(found[first : first + 4]) for first in range(1, len(found), 5)]
+
+    return wait
 
 
 def _refuse(what: str, group: dist.ProcessGroup) -> None:

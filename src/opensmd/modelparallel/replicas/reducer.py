@@ -273,7 +273,7 @@ class Replicas:
         self._alike.begin()
         changed = [parameter.requires_grad for parameter in self._local] != self._trained
         sends_buffers = self._broadcast_buffers and (self._ddp is None or bool(self._ddp.modules_buffers))
-        if changed or sends_buffers or self._reductions < 2:
+        if changed or sends_buffers or self._alike.at_once or self._reductions < 2:
             self._compare()
 
     def _compare(self) -> None:

@@ -6,14 +6,14 @@ same sizes, gradients of one parameter would be averaged with those of another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from opensmd.modelparallel._torch_internals import gathering
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.meeting import Four, begin_meeting
 from opensmd.modelparallel.ranks.sendable import control_device
 
 __all__ = ["TrainedAlike"]
@@ -25,24 +25,25 @@ class TrainedAlike:
     Args:
         named: the parameters of this rank with their names, which are the same on all of these ranks.
         group: the ranks.
+        at_once: they share more in a step than gradients, and meet in it anyway.
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, named: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup, *, at_once: bool = False
+    ) -> None:
+        self.at_once = at_once
         self._named = list(named)
         self._group = group
         self._device = control_device(group)
         self._trained: list[bool] = []
-        self._mine = torch.empty(0)
-        self._arriving: tuple[Tensor, dist.Work] | None = None
+        self._meeting: Callable[[], list[Four]] | None = None
 
     def begin(self) -> None:
         """Tell the other ranks what this one trains, and do not wait; all of them must call."""
-        trained = [parameter.requires_grad for _, parameter in self._named]
-        if trained != self._trained:
-            self._trained = trained
-            self._mine = torch.tensor(trained, dtype=torch.uint8, device=self._device)
-        if trained:
-            self._arriving = gathering(self._mine, self._group)
+        self._trained = [parameter.requires_grad for _, parameter in self._named]
+        # Hashes of booleans are the same in every process.
+        numbers = (hash(tuple(self._trained)), 0, 0, 0)
+        self._meeting = begin_meeting("a step that trains", self._group, self._device, numbers)
 
     def end(self) -> None:
         """Wait for what the others have told, if anything.
@@ -50,19 +51,19 @@ class TrainedAlike:
         Raises:
             SMPError: on all of them, naming the first parameter that only some of them train.
         """
-        if self._arriving is None:
+        if self._meeting is None:
             return
-        (everyone, work), self._arriving = self._arriving, None
-        work.wait()
-        by_rank = everyone.view(self._group.size(), -1)
-        if not bool((by_rank == by_rank[0]).all()):
-            self._refuse(by_rank)
+        meeting, self._meeting = self._meeting, None
+        if len({*meeting()}) > 1:
+            self._refuse()
 
-    def _refuse(self, by_rank: Tensor) -> None:
-        differing = (by_rank != by_rank[0]).any(0).nonzero().flatten().tolist()
+    def _refuse(self) -> None:
+        everyone: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(everyone, self._trained, group=self._group)
+        differing = [place for place, found in enumerate(zip(*everyone, strict=True)) if len({*found}) > 1]
         first = differing[0]
         ranks = dist.get_process_group_ranks(self._group)
-        training = [rank for rank, trains in zip(ranks, by_rank[:, first].tolist(), strict=True) if trains]
+        training = [rank for rank, trained in zip(ranks, everyone, strict=True) if trained[first]]
         frozen = [rank for rank in ranks if rank not in training]
         others = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise SMPError(

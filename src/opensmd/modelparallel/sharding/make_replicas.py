@@ -64,7 +64,9 @@ def make_replicas(
     everywhere.begin()
     everywhere.end()  # before anything is sent from the first replica
     # Also of what is sliced or cut: each rank trains its own part.
-    all_here = TrainedAlike([each for each in named if model.is_here(each[0])], groups[CommGroup.DP_GROUP])
+    here = [each for each in named if model.is_here(each[0])]
+    tensor_parallel = groups[CommGroup.TP_GROUP].size() > 1
+    all_here = TrainedAlike(here, groups[CommGroup.DP_GROUP], at_once=tensor_parallel)
     members = [of(CommGroup.DP_GROUP, scaled=False, alike=all_here)]
     if slices_have_replicas:
         members.append(of(CommGroup.RDP_GROUP, scaled=True))
