@@ -84,6 +84,7 @@ def _enter_world(cfg: Config, *, owns_world: bool) -> None:
     """Find this rank's place in torch's default group, and make the other groups."""
     size, rank = dist.get_world_size(), dist.get_rank()
     locality = meet()
+    _require_same_settings(cfg, size)
     layers: tuple[str, ...] = ()
     if cfg.auto is not None:
         cfg, layers = choose_settings(cfg, cfg.auto, default_group())
@@ -93,6 +94,23 @@ def _enter_world(cfg: Config, *, owns_world: bool) -> None:
     groups = Groups(grid, rank)
     state.fill(cfg=cfg, grid=grid, groups=groups, rank=rank, locality=locality, owns_world=owns_world)
     state.checkpointed_layers = layers
+
+
+def _require_same_settings(cfg: Config, size: int) -> None:
+    """Compare the ranks, which would otherwise make different groups, and wait for each other.
+
+    Raises:
+        SMPError: on all of them, naming a setting that differs.
+    """
+    everyone: list[Any] = [None] * size
+    dist.all_gather_object(everyone, cfg.model_dump(exclude={"ddp_port"}))
+    for rank, other in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if other[name] != value:
+                raise SMPError(
+                    f"the ranks have given smp.init different settings: {name}={value!r} on rank 0, and "
+                    f"{name}={other[name]!r} on rank {rank}. Give the same on all ranks"
+                )
 
 
 def shutdown() -> None:

@@ -39,6 +39,18 @@ def started(**config: Any) -> Iterator[None]:
         smp.shutdown()
 
 
+def settings_of_each_rank() -> None:
+    """Ranks that make different groups wait for each other; those with other microbatches, in the step."""
+    with pytest.raises(SMPError, match=r"different settings: microbatches=2 on rank 0, and .*=3 on rank 1"):
+        smp.init({"partitions": 2, "microbatches": 2 + dist.get_rank()})
+    with pytest.raises(SMPError, match=r"pipeline_parallel_degree=1 on rank 0, and .*=2 on rank 1"):
+        smp.init({"partitions": 1 + dist.get_rank(), "ddp": True})
+
+
+def test_all_ranks_learn_that_their_settings_differ(pool: Pools) -> None:
+    pool(2).run(settings_of_each_rank)
+
+
 def rows(replica: int) -> Tensor:
     return torch.randn(4, 4, generator=torch.Generator().manual_seed(replica))
 
