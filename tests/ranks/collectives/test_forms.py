@@ -305,7 +305,7 @@ def run_inference_tensors() -> None:
 def run_profiled() -> None:
     """Profilers see sync calls and async ones alike, with the shapes of what goes in, and nothing of Gloo.
 
-    The end of such a message may come long after the profile, into whose memory torch then writes it.
+    Its messages may end after the profile, and torch would note that in memory that was the profile's.
     """
     size, rank = dist.get_world_size(), dist.get_rank()
     into = torch.empty(2 * size, 3)
