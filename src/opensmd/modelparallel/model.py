@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from opensmd.collectives.gradients.buckets import require_bucket_size
 from opensmd.modelparallel.activation_checkpointing import checkpoint_layers
 from opensmd.modelparallel.compatibility.left_behind import LeftBehind
+from opensmd.modelparallel.compatibility.own_hashes import hash_by_identity
 from opensmd.modelparallel.delayed.delayed_parameter import goes_on
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.dry_run.first_plan import FirstPlan, PlanRequest, agree_on_plan
@@ -114,6 +115,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
     ) -> None:
         smp_state.require("smp.DistributedModel")
         require_model(module)
+        hash_by_identity(module)
         require_tracing(trace_device, trace_execution_times)
         require_passes(backward_passes_per_step)
         require_bucket_size(bucket_cap_mb, "smp.DistributedModel")

@@ -47,6 +47,31 @@ class KeptTwice(Layers):
         return torch.tanh(2 * x)
 
 
+class Metric(nn.Module):
+    """Its hash changes with its state, as that of torchmetrics' metrics does."""
+
+    seen = 0
+
+    def __hash__(self) -> int:
+        return hash((id(self), self.seen))
+
+
+class KeptInMetric(Layers):
+    """Every forward sets a number of such a module, and changes it between stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric = Metric()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.metric.seen = 1
+        h = torch.tanh(self.second(torch.tanh(self.first(x))))
+        self.metric.seen += 1
+        out: Tensor = self.head(torch.tanh(self.third(h))) * self.metric.seen
+        self.metric.seen = 0
+        return out
+
+
 class KeptMask(Layers):
     """What is kept is on every rank."""
 
@@ -179,6 +204,7 @@ CASES = (
     Case("kept for itself", kept_for_itself, parts=("0", "1", "2")),
     Case("kept by the model", Kept),
     Case("kept again and again", KeptTwice),
+    Case("kept in a module with a hash of its own", KeptInMetric),
     Case("kept on every rank", KeptMask),
     Case("kept in a dict and a list", KeptTogether, whole=False),
     Case("losses of experts", experts, parts=("0", "1", "2", "3"), loss=with_losses_of_experts, whole=False),
