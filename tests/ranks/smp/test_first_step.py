@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -458,6 +458,32 @@ def generator(x: Tensor) -> Iterator[Tensor]:
 def test_coroutines_and_generators_are_no_step_functions(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=f"{function.__qualname__} is a coroutine or generator"):
         smp.step(function)
+
+
+# --- what the dry run has filled ------------------------------------------------------------------------
+
+
+class Cached(Net):
+    """A constant is made in the first forward, and kept by the class."""
+
+    offsets: ClassVar[dict[int, Tensor]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) not in self.offsets:
+            self.offsets[len(x)] = torch.arange(4.0)
+        out: Tensor = super().forward(x + self.offsets[len(x)])
+        return out
+
+
+def cached_in_a_class() -> None:
+    with started():
+        model = smp.DistributedModel(Cached())
+        result = smp.step(lambda x: model(x))(rows())
+        assert torch.equal(result.concat(), Net()(rows() + torch.arange(4.0)))
+
+
+def test_what_the_dry_run_leaves_in_a_class_is_not_used(pool: Pools) -> None:
+    pool(2).run(cached_in_a_class)
 
 
 # --- a partial checkpoint that waits for the plan -------------------------------------------------------

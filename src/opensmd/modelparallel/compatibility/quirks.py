@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
-from collections.abc import Iterable
+from collections import OrderedDict, defaultdict, deque
 from types import FrameType
 from typing import Any
 
@@ -17,13 +17,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = [
+    "PLAIN_CONTAINERS",
     "forget_fake_results",
+    "holds_fakes",
     "name_original_forwards",
     "reader_of_gradient",
     "reads_inner_weights",
     "records_outputs",
 ]
 
+# Not their subclasses: those of transformers import what they are asked for.
+PLAIN_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 _DEPTH = 4  # of containers in a result; those that contain themselves must end somewhere
 _PEFT_LAYER = "peft.tuners.tuners_utils.BaseTunerLayer"
 _CALLING_PEFT_LAYERS = (
@@ -51,9 +55,7 @@ def forget_fake_results() -> None:
     them.
     """
     for candidate in gc.get_objects():
-        if type(candidate) is functools._lru_cache_wrapper and _holds_fakes(
-            gc.get_referents(candidate), _DEPTH
-        ):
+        if type(candidate) is functools._lru_cache_wrapper and holds_fakes(gc.get_referents(candidate)):
             candidate.cache_clear()
 
 
@@ -97,15 +99,14 @@ def reader_of_gradient(frame: FrameType, level: int) -> int | None:
     return level if frame.f_code is _CLIPPING else None
 
 
-def _holds_fakes(values: Iterable[Any], depth: int) -> bool:
-    for value in values:
-        if type(value) is FakeTensor:
-            return True
-        if depth and type(value) in (tuple, list) and _holds_fakes(value, depth - 1):
-            return True
-        if depth and type(value) is dict and _holds_fakes([*value.values()], depth - 1):
-            return True
-    return False
+def holds_fakes(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether a value is a fake tensor, or a container with one."""
+    if type(value) is FakeTensor:
+        return True
+    if not depth or (type(value) not in PLAIN_CONTAINERS and type(value) is not tuple):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return any(holds_fakes(each, depth - 1) for each in list(inner))
 
 
 def _full_name(cls: type) -> str:

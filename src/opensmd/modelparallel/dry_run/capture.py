@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opensmd.modelparallel.compatibility.quirks import forget_fake_results
 from opensmd.modelparallel.dry_run.dry import dry, is_tracing
+from opensmd.modelparallel.dry_run.fakes import Fakes
+from opensmd.modelparallel.dry_run.kept_variables import KeptVariables
 from opensmd.modelparallel.dry_run.measuring import Measuring
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree, describe
 from opensmd.modelparallel.dry_run.observed_trace import trace_of
@@ -155,7 +157,8 @@ def _comes_from_torch(error: Exception) -> bool:
 def _observe_fake(
     module: nn.Module, call: Callable[[], Any], tree: ModuleTree, names: dict[nn.Module, str]
 ) -> Observer:
-    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = Fakes()
+    variables = KeptVariables(module)
     observer = Observer(Clock(Stopwatch()), tree.owners)
     written = WrittenTensors(module, call)
     try:
@@ -171,7 +174,9 @@ def _observe_fake(
         ):
             observer.result(call())
     finally:
+        variables.put_back()
         forget_fake_results()
+        fakes.end()
     return observer
 
 

@@ -17,11 +17,9 @@ from torch import nn
 
 from opensmd.modelparallel.runtime.side_effects.objects.counted import added_to, functions_in
 from opensmd.modelparallel.runtime.side_effects.objects.held import HeldGlobals
-from opensmd.modelparallel.runtime.side_effects.objects.libraries import is_of_library
+from opensmd.modelparallel.runtime.side_effects.objects.libraries import is_installed, is_of_library
 
 __all__ = ["Used", "used_by"]
-
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 class Used:
@@ -113,7 +111,7 @@ def _is_of_script(module: Any, value: Any) -> bool:
     if is_of_library(module):
         return False
     file = value.__code__.co_filename if isinstance(value, FunctionType) else _file(module)
-    return not any(folder in file for folder in _INSTALLED)
+    return not is_installed(file)
 
 
 def _file(module: str) -> str:
