@@ -227,7 +227,7 @@ class StateDicts(DistributedParts):
             raise TypeError(f"model.load_state_dict: expected a state dict, got {type(state_dict).__name__}")
         before_writing()
         given = with_versions(state_dict, state_dict)
-        if is_partial(given) or self.partitioned:
+        if self.partitioned or (is_partial(given) and not same_partition_load):
             meet_for("model.load_state_dict()")
         if is_partial(given):
             if same_partition_load:
