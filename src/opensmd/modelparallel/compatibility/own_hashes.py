@@ -13,9 +13,8 @@ __all__ = ["hash_by_identity"]
 
 
 def hash_by_identity(model: nn.Module) -> None:
-    """Give the classes of a model's modules the hash that modules usually have."""
-    for module in model.modules():
-        for base in type(module).__mro__[:-1]:
-            if "__hash__" in vars(base):
-                own: Any = base
-                own.__hash__ = object.__hash__
+    """Give the classes of a model's modules, but not those that they extend, the hash that modules have."""
+    kinds: set[Any] = {type(module) for module in model.modules()}
+    for kind in kinds:
+        if kind.__hash__ is not object.__hash__:
+            kind.__hash__ = object.__hash__
