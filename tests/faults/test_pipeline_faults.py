@@ -177,7 +177,7 @@ def test_ranks_that_begin_different_steps_are_told_at_once() -> None:
 
 def test_different_models_are_refused_in_the_first_step() -> None:
     for outcome in run("other model"):
-        assert "pipeline rank 0 has 0.weight (8, 8)" in told(outcome)
+        assert "rank 0 has 0.weight (8, 8)" in told(outcome)
         assert "Build the same model on all ranks" in told(outcome)
 
 

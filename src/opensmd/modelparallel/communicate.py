@@ -216,9 +216,9 @@ def meet_for(name: str, *kinds: CommGroup, shards: bool = False) -> None:
         for group in groups:
             if group.size() > 1:
                 meet(name, group, control_device(group))
-    except (SMPError, DistBackendError) as error:
+    except SMPError as error:
         if state.engine is not None:
             state.engine.errors.add(error, f" in {name}")
-        if isinstance(error, SMPError):
-            raise
+        raise
+    except DistBackendError as error:
         raise DistBackendError(f"{name} on rank {state.rank} has not met the others: {error}") from error
