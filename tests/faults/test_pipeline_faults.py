@@ -105,9 +105,11 @@ def replicas_one_of_which_does_not_save(folder: Path) -> None:
     meet_in_store("the fault")
     if smp.dp_rank() == 1:
         return
-    expire_after(TIMEOUT, for_rank=2)
+    late = smp.rank() + 2  # the other replica's rank of the same stage
+    expire_after(TIMEOUT, for_rank=late)
     # whoever is late itself is named beside it
-    with pytest.raises(SMPCheckpointError, match=r"'s1' in .* was not saved: .*not arrived: .*\brank 2 "):
+    not_saved = rf"'s1' in .* was not saved: .*not arrived: .*\brank {late} "
+    with pytest.raises(SMPCheckpointError, match=not_saved):
         smp.save_checkpoint(str(folder), "s1", partial=False, model=model)
     expire_after(10 * PATIENCE)  # a step that waited would not end
     with pytest.raises(SMPError, match="saving or loading a checkpoint failed on this process group before"):
