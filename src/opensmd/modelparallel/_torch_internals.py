@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
@@ -58,6 +59,8 @@ _Step = TypeVar("_Step", bound=Function)
 # Whether autocast is on in this thread, for any kind of device.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _WEIGHT_HOOKS = (WeightNorm, SpectralNorm, BasePruningMethod)
+_AT_ONCE = AllgatherOptions()
+_AT_ONCE.asyncOp = False
 _REENTRANT_NODE: type = torch_checkpoint.CheckpointFunction._backward_cls
 
 
@@ -198,8 +201,10 @@ def run_backward(roots: Sequence[Tensor], gradients: Sequence[Tensor], *, retain
 
 def gathered_vectors(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Gather and join the vectors of all ranks of ``group``, without the public function's overhead."""
-    everyone, work = gathering(mine, group)
-    work.wait()
+    everyone = mine.new_empty(mine.numel() * group.size())
+    work = group._allgather_base(everyone, mine, _AT_ONCE)
+    if work is not None:  # smddp has then gathered, without waking a thread for it
+        work.wait()
     return everyone
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from opensmd.modelparallel._torch_internals import gathering
+from opensmd.modelparallel._torch_internals import gathered_vectors, gathering
 from opensmd.modelparallel.exceptions import SMPError
 
 __all__ = ["Four", "begin_meeting", "meet"]
@@ -34,25 +35,32 @@ def meet(
     Raises:
         SMPError: on all ranks, if they have called different things.
     """
-    return begin_meeting(what, group, device, numbers)()
+    return _compared(gathered_vectors(_message(what, device, numbers), group), what, group)
 
 
 def begin_meeting(
     what: str, group: dist.ProcessGroup, device: torch.device, numbers: Four
 ) -> Callable[[], list[Four]]:
     """Like :func:`meet`, but return what waits; nothing else of the group may be called before that."""
-    # In one collective, because every step pays for this.
-    mine = array("q", [zlib.crc32(what.encode()), *numbers])
-    everyone, work = gathering(torch.frombuffer(mine, dtype=torch.int64).to(device), group)
+    everyone, work = gathering(_message(what, device, numbers), group)
 
     def wait() -> list[Four]:
         work.wait()
-        found = everyone.tolist()
-        if len({*found[::5]}) > 1:
-            _refuse(what, group)
-        return [tuple(found[first : first + 4]) for first in range(1, len(found), 5)]
+        return _compared(everyone, what, group)
 
     return wait
+
+
+def _message(what: str, device: torch.device, numbers: Four) -> Tensor:
+    # In one collective, because every step pays for this.
+    return torch.frombuffer(array("q", [zlib.crc32(what.encode()), *numbers]), dtype=torch.int64).to(device)
+
+
+def _compared(everyone: Tensor, what: str, group: dist.ProcessGroup) -> list[Four]:
+    found = everyone.tolist()
+    if len({*found[::5]}) > 1:
+        _refuse(what, group)
+    return [tuple(found[first : first + 4]) for first in range(1, len(found), 5)]
 
 
 def _refuse(what: str, group: dist.ProcessGroup) -> None:

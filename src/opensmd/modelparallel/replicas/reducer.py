@@ -270,11 +270,12 @@ class Replicas:
         joining = self._ddp is not None and is_joining(self._ddp)
         if self._alike is None or joining or not (self._module.training and torch.is_grad_enabled()):
             return
-        self._alike.begin()
         changed = [parameter.requires_grad for parameter in self._local] != self._trained
         sends_buffers = self._broadcast_buffers and (self._ddp is None or bool(self._ddp.modules_buffers))
         if changed or sends_buffers or self._alike.at_once or self._reductions < 2:
-            self._compare()
+            self._alike.compare()
+        else:
+            self._alike.begin()
 
     def _compare(self) -> None:
         if self._alike is not None:

@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.ranks.meeting import Four, begin_meeting
+from opensmd.modelparallel.ranks.meeting import Four, begin_meeting, meet
 from opensmd.modelparallel.ranks.sendable import control_device
 
 __all__ = ["TrainedAlike"]
+
+_STEP = "a step that trains"
 
 
 class TrainedAlike:
@@ -38,23 +40,35 @@ class TrainedAlike:
         self._trained: list[bool] = []
         self._meeting: Callable[[], list[Four]] | None = None
 
+    def compare(self) -> None:
+        """Compare what the ranks train; all of them must call.
+
+        Raises:
+            SMPError: on all of them, naming the first parameter that only some of them train.
+        """
+        self._require_same(meet(_STEP, self._group, self._device, self._numbers()))
+
     def begin(self) -> None:
         """Tell the other ranks what this one trains, and do not wait; all of them must call."""
-        self._trained = [parameter.requires_grad for _, parameter in self._named]
-        # Hashes of booleans are the same in every process.
-        numbers = (hash(tuple(self._trained)), 0, 0, 0)
-        self._meeting = begin_meeting("a step that trains", self._group, self._device, numbers)
+        self._meeting = begin_meeting(_STEP, self._group, self._device, self._numbers())
 
     def end(self) -> None:
         """Wait for what the others have told, if anything.
 
         Raises:
-            SMPError: on all of them, naming the first parameter that only some of them train.
+            SMPError: as :meth:`compare`.
         """
-        if self._meeting is None:
-            return
-        meeting, self._meeting = self._meeting, None
-        if len({*meeting()}) > 1:
+        if self._meeting is not None:
+            meeting, self._meeting = self._meeting, None
+            self._require_same(meeting())
+
+    def _numbers(self) -> Four:
+        self._trained = [parameter.requires_grad for _, parameter in self._named]
+        # Hashes of booleans are the same in every process.
+        return hash(tuple(self._trained)), 0, 0, 0
+
+    def _require_same(self, found: list[Four]) -> None:
+        if len({*found}) > 1:
             self._refuse()
 
     def _refuse(self) -> None:

@@ -60,9 +60,7 @@ def make_replicas(
     slices_have_replicas = distributed and groups[CommGroup.RDP_GROUP].size() > 1
     if slices_have_replicas and options["comm_hooks"]:
         refuse_common_hook()
-    everywhere = TrainedAlike(named, groups[CommGroup.WORLD])
-    everywhere.begin()
-    everywhere.end()  # before anything is sent from the first replica
+    TrainedAlike(named, groups[CommGroup.WORLD]).compare()  # before anything is sent from the first replica
     # Also of what is sliced or cut: each rank trains its own part.
     here = [each for each in named if model.is_here(each[0])]
     tensor_parallel = groups[CommGroup.TP_GROUP].size() > 1
