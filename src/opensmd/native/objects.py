@@ -88,7 +88,7 @@ def _compile_missing(
 ) -> None:
     workers = _workers(len(missing))
     seconds = [unit.seconds for unit in missing]
-    pace = expected_pace(workers, running=os.getloadavg()[0], processors=len(os.sched_getaffinity(0)))
+    pace = expected_pace(workers, running=os.getloadavg()[0], processors=len(allowed_cpus()))
     progress = BuildProgress(seconds, workers=workers, what=what, pace=pace)
 
     def compile_one(compilers: Compilers, unit: CompilationUnit, target: Path) -> None:

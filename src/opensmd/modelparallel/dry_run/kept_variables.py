@@ -42,7 +42,8 @@ class KeptVariables:
             if holds_fakes(container):
                 set_content(container, content)
         for holder, before in self._kept:
-            for name in [name for name, value in vars(holder).items() if holds_fakes(value)]:
+            changed = {name for name, value in vars(holder).items() if value is not before.get(name)}
+            for name in [name for name in changed if holds_fakes(vars(holder)[name])]:
                 if name in before:
                     setattr(holder, name, before[name])
                 else:

@@ -134,8 +134,9 @@ class Replicas:
         """
         if self._inside:
             raise RuntimeError("a step began before the previous one had ended")
-        self._begin_comparing()
-        if [parameter.requires_grad for parameter in self._local] != self._trained:
+        changed = [parameter.requires_grad for parameter in self._local] != self._trained
+        self._begin_comparing(changed=changed)
+        if changed:
             self._follow_requires_grad()
         self._inside, self._announced = True, False
         if self._ddp is None:
@@ -260,7 +261,7 @@ class Replicas:
         ]
         return f" ({len(names)} have no gradient: {', '.join(names[:3])})" if names else ""
 
-    def _begin_comparing(self) -> None:
+    def _begin_comparing(self, *, changed: bool) -> None:
         """Tell the other replicas what this step trains, if it does.
 
         One replica alone may run steps that evaluate. What they say is waited for where replicas meet anyway:
@@ -270,7 +271,6 @@ class Replicas:
         joining = self._ddp is not None and is_joining(self._ddp)
         if self._alike is None or joining or not (self._module.training and torch.is_grad_enabled()):
             return
-        changed = [parameter.requires_grad for parameter in self._local] != self._trained
         sends_buffers = self._broadcast_buffers and (self._ddp is None or bool(self._ddp.modules_buffers))
         if changed or sends_buffers or self._alike.at_once or self._reductions < 2:
             self._alike.compare()
