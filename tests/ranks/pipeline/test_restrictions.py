@@ -452,7 +452,9 @@ RESTRICTIONS = {
         ("has found a gradient for a tensor of shape", "to the module as an argument"),
         Attached,
     ),
-    "a tensor of another partition in an object": Restriction(("a tensor kept in an object",), Boxed),
+    "a tensor of another partition in an object": Restriction(
+        ("module 'opaque' on pipeline rank 1 has found a tensor", "in 'content' of its argument 0"), Boxed
+    ),
     "a value asked for on one rank only": Restriction(
         (
             "the pipeline stopped",

@@ -26,9 +26,11 @@ from opensmd.modelparallel.runtime.pipeline_context import PipelineContext
 from opensmd.modelparallel.runtime.side_effects.containers import Containers
 from opensmd.modelparallel.runtime.side_effects.effects import apply
 from opensmd.modelparallel.runtime.side_effects.escaped_from_checkpoints import EscapedFromCheckpoint
+from opensmd.modelparallel.runtime.side_effects.objects.elsewhere import found_elsewhere
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.placeholder import DataElsewhere
 from opensmd.modelparallel.runtime.tensors.tags import (
     Tag,
     put_tag,
@@ -332,6 +334,9 @@ class CallRunner:
             if repeats and can_be_repeated(call, known):
                 return checkpointed(call.function, args, kwargs, offloading=self.context.offloading)
             return call.function(*args, **kwargs)
+        except DataElsewhere as error:
+            # No argument of the call: what it finds elsewhere does not travel.
+            raise found_elsewhere(error, call.name, self.rank, call.owner, (args, kwargs)) from error
         finally:
             self.microbatch.inside = False
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel.compatibility.clipping import ClippingWarning
 from opensmd.modelparallel.exceptions import SMPUnsupportedError
@@ -17,6 +18,7 @@ from opensmd.modelparallel.runtime.tensors.answers import WITHOUT_DATA
 from opensmd.modelparallel.runtime.tensors.functions import getter, setter
 
 __all__ = [
+    "DataElsewhere",
     "Placeholder",
     "RemoteTensor",
     "emptied",
@@ -27,6 +29,23 @@ __all__ = [
 
 _GRAD = getter("grad")
 _CLIPPING = "_opensmd_clipping"
+
+
+class DataElsewhere(SMPUnsupportedError):
+    """An operation has reached placeholders.
+
+    Attributes:
+        tensor: the first of them.
+    """
+
+    def __init__(self, operation: Any, tensor: Placeholder) -> None:
+        super().__init__(
+            f"{operation} was called on a tensor whose data is on another pipeline rank, by code that model "
+            "parallelism does not see (torch.vmap, operations after the step). Put that code into an "
+            "nn.Module of its own, which runs as a whole where its data is, or return the tensor from the "
+            "step function and use the result"
+        )
+        self.tensor = tensor
 
 
 class Placeholder(Tensor):
@@ -54,12 +73,9 @@ class Placeholder(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: torch._ops.OpOverload, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        raise SMPUnsupportedError(
-            f"{func} was called on a tensor whose data is on another pipeline rank, by code that model "
-            "parallelism does not see (torch.vmap, operations after the step, a "
-            "tensor kept in an object). Put that code into an nn.Module of its own, which runs as a whole "
-            "where its data is, or return the tensor from the step function and use the result"
-        )
+        # At least one is: otherwise torch would not have come here.
+        leaves = tree_leaves((args, kwargs))
+        raise DataElsewhere(func, next(each for each in leaves if isinstance(each, Placeholder)))
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype})"

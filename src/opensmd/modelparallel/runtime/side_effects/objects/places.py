@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.runtime.side_effects.objects.code import used_by
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held, held
-from opensmd.modelparallel.runtime.side_effects.objects.reach import Path, at, objects_in
+from opensmd.modelparallel.runtime.side_effects.objects.reach import Path, at, objects_in, path_to, shown
 from opensmd.modelparallel.runtime.side_effects.slots import Holder, attributes_of, slots_of
 
 __all__ = ["ReachedPlace", "Reached"]
@@ -48,6 +48,16 @@ class Reached:
                 for steps, each in objects_in(value, seen):
                     yield place._replace(path=(slot.name, *steps)), held(each)
 
+    def find(self, value: Any) -> str | None:
+        """Say where a value is; None if it cannot be reached."""
+        for place, root in self._roots.items():
+            for slot, first in slots_of(root):
+                path = path_to(value, first)
+                if path is not None:
+                    where = repr(shown(place.root, slot.name, *path))
+                    return where if place.is_outside else f"its attribute {where}"
+        return None
+
     def at(self, place: ReachedPlace) -> Holder:
         """Return what is at a place.
 
@@ -61,9 +71,9 @@ class Reached:
         try:
             return held(at(tuple(steps), attributes_of(root)[name]))
         except (LookupError, AttributeError, TypeError):
-            where = ".".join([place.root, *map(str, place.path)])
             raise SMPError(
-                f"a module of another pipeline rank has changed the object {where.lstrip('.')!r}, which is "
+                "a module of another pipeline rank has changed the object "
+                f"{shown(place.root, *place.path)!r}, which is "
                 "not there on this rank: create it before the first step, or in each forward"
             ) from None
 

@@ -22,7 +22,7 @@ from opensmd.modelparallel.runtime.side_effects.containers import is_container
 from opensmd.modelparallel.runtime.side_effects.objects.held import held, is_filled
 from opensmd.modelparallel.runtime.side_effects.objects.libraries import is_of_library
 
-__all__ = ["Path", "at", "is_object", "is_of_program", "objects_in"]
+__all__ = ["Path", "at", "is_object", "is_of_program", "objects_in", "path_to", "shown"]
 
 # What has more behind it (a trainer, a tokenizer) is not for one forward, and slow to look at.
 _MOST_VALUES = 1024
@@ -36,6 +36,9 @@ class _Item(NamedTuple):
     """A step into a container or tuple."""
 
     key: Any
+
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
 
 
 Path = tuple[Any, ...]  # steps: names of attributes, or items
@@ -113,6 +116,28 @@ def at(path: Path, value: Any) -> Any:
     for step in path:
         value = value[step.key] if isinstance(step, _Item) else getattr(value, step)
     return value
+
+
+def path_to(wanted: Any, value: Any) -> Path | None:
+    """Return the path from ``value`` to what it is, or has behind it; None if there is none."""
+    seen: set[int] = set()
+    waiting: deque[tuple[Path, Any]] = deque([((), value)])
+    while waiting and len(seen) <= _MOST_VALUES:
+        path, each = waiting.popleft()
+        if each is wanted:
+            return path
+        if type(each) not in _VALUES and id(each) not in seen and not isinstance(each, (Tensor, nn.Module)):
+            seen.add(id(each))
+            waiting.extend(((*path, step), inner) for step, inner in _inside(each))
+    return None
+
+
+def shown(*steps: Any) -> str:
+    """Return a path as one writes it, for messages."""
+    text = ""
+    for step in map(str, steps):
+        text += step if not text or not step or step.startswith("[") else f".{step}"
+    return text
 
 
 def _inside(value: Any) -> Iterator[tuple[Any, Any]]:

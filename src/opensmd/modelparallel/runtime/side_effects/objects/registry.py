@@ -9,7 +9,7 @@ from torch import nn
 
 from opensmd.modelparallel.runtime.side_effects.objects.code import used_by
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held, held
-from opensmd.modelparallel.runtime.side_effects.objects.reach import Path, objects_in
+from opensmd.modelparallel.runtime.side_effects.objects.reach import Path, objects_in, shown
 from opensmd.modelparallel.runtime.side_effects.slots import slots_of
 
 __all__ = ["Objects"]
@@ -59,7 +59,7 @@ class Objects:
     def _add(self, walk: _Walk, value: Any, path: str, module: nn.Module | None) -> None:
         for steps, each in walk.objects_in(value):
             if id(each) not in self._known:
-                self._known[id(each)] = held(each, ".".join([path, *map(str, steps)]))
+                self._known[id(each)] = held(each, shown(path, *steps))
             if module is None or module in self._split or walk.has_another(each, module):
                 self._known[id(each)].is_split = True
 
