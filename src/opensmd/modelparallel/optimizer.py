@@ -30,6 +30,7 @@ from opensmd.modelparallel.precision.masters_in_state_dicts import split_masters
 from opensmd.modelparallel.precision.optimizer_attributes import PrecisionAttributes, require_norm
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.redirection._torch_internals import follow_class
+from opensmd.modelparallel.redirection.overriding_class import override
 from opensmd.modelparallel.runtime.calls.interception import beside_the_program
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.runtime.tensors.tags import count_changes
@@ -355,7 +356,6 @@ def DistributedOptimizer(  # a function, named like the class in the interface
         )
     if not isinstance(optimizer, _Methods):
         require_slices_suffice(optimizer)
-        kind = type(optimizer)
         methods: tuple[type, ...] = (_Methods,)
         if state.cfg.half_dtype is not None:
             is_fp16 = state.cfg.fp16
@@ -367,7 +367,7 @@ def DistributedOptimizer(  # a function, named like the class in the interface
             require_elementwise(optimizer)
             sharded = ShardedParameterMethods if state.cfg.shards_parameters else ShardedMethods
             methods = (*methods[:-1], sharded, _Methods)
-        optimizer.__class__ = type(kind.__name__, (_InStep, *methods, kind), {"__module__": kind.__module__})
+        override(optimizer, (_InStep, *methods))
         follow_class(optimizer)
     state.optimizers.pop(id(optimizer), None)
     state.optimizers[id(optimizer)] = optimizer

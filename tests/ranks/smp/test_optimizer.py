@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
+from abc import ABC
 from collections.abc import Callable
 from typing import Any
 
@@ -54,9 +55,14 @@ class ClippingSGD(torch.optim.SGD):
         self.defaults["max_grad_norm"] = max_grad_norm
 
 
+class AbstractSGD(ABC, torch.optim.SGD):
+    """Begins with a class that has no fields, as the optimizers of pytorch-optimizer do."""
+
+
 OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
     lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
     lambda groups: torch.optim.AdamW(groups, lr=0.1),
+    lambda groups: AbstractSGD(groups, lr=0.1, momentum=0.9),
     lambda groups: FusedAdam(groups, lr=0.1),
     lambda groups: FusedLAMB(groups, lr=0.1),
     lambda groups: FusedNovoGrad(groups, lr=0.1),

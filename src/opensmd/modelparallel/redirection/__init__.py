@@ -1,4 +1,4 @@
-"""Temporary redirection of torch's own functions, for the runtime, the dry run and optimizers.
+"""Redirection of torch's functions for a while, and of objects' methods, for runtime, dry run and optimizers.
 
-Begin with ``_torch_internals``, the only file. Imports no other folder of modelparallel; those import this.
+Begin with ``_torch_internals``. Imports no other folder of modelparallel; those import this.
 """
