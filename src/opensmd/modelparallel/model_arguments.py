@@ -43,7 +43,7 @@ def require_model(module: object) -> None:
 def require_data(module: nn.Module) -> None:
     """Raise if parameters or buffers have no values and will not get any."""
     named = [*module.named_parameters(), *module.named_buffers()]
-    empty = [name for name, each in named if not isinstance(each, DelayedParameter) and each.is_meta]
+    empty = [name for name, tensor in named if not isinstance(tensor, DelayedParameter) and tensor.is_meta]
     if empty:
         raise ValueError(
             f"smp.DistributedModel: {len(empty)} of {len(named)} parameters and buffers are on the meta "

@@ -58,6 +58,7 @@ from opensmd.modelparallel.state_dicts.optimizer_entries import (
 from opensmd.modelparallel.tensor_parallel.huggingface.optimizer_state import fitting_state
 from opensmd.modelparallel.tensor_parallel.whole_parameters import require_slices_suffice
 from opensmd.modelparallel.wrapped import WrappedModel
+from opensmd.optim.param_groups import params_of
 from opensmd.script_level import script_level
 
 __all__ = ["DistributedOptimizer"]
@@ -180,7 +181,7 @@ class _Methods(PrecisionAttributes):
         require_same_groups(self._smp_group_sizes(), given)
         require_same_kind(self, given)  # type: ignore[arg-type]
         if state.model is not None and state.cfg.tensor_parallel_degree > 1:
-            parameters = [each for group in self.param_groups for each in group["params"]]
+            parameters = params_of(self.param_groups)
             given["state"] = sliced_entries(
                 given, self._smp_names(), state.model.shards, self._smp_layout, parameters
             )
@@ -226,7 +227,7 @@ class _Methods(PrecisionAttributes):
             return self._smp_layout.full_names
         if state.model is None:
             raise SMPError("parameters have names once smp.DistributedModel has wrapped their model")
-        return names_in(state.model, [each for group in self.param_groups for each in group["params"]])
+        return names_in(state.model, params_of(self.param_groups))
 
     def _smp_names_of_groups(self) -> list[list[str]]:
         """Return the module's names of all parameters, group by group."""
@@ -283,7 +284,7 @@ class _Methods(PrecisionAttributes):
 
     def _smp_shapes(self) -> list[torch.Size]:
         if self._smp_layout is None:
-            return [parameter.shape for group in self.param_groups for parameter in group["params"]]
+            return [parameter.shape for parameter in params_of(self.param_groups)]
         return self._smp_layout.shapes
 
 

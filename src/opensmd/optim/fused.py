@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from opensmd.optim.param_groups import params_of
 from opensmd.upcast import upcast
 
 __all__ = ["Batch", "FusedOptimizer", "check_betas", "refuse_amsgrad"]
@@ -100,7 +101,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _refuse_sparse(self) -> None:
-        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        parameters = params_of(self.param_groups)
         if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
             raise RuntimeError(
                 f"{type(self).__name__} does not take sparse gradients; use torch.optim.SparseAdam for "

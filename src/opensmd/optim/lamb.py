@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from opensmd.optim.fused import Batch, FusedOptimizer, check_betas, refuse_amsgrad
 from opensmd.optim.norm import global_norm
+from opensmd.optim.param_groups import params_of
 
 __all__ = ["FusedLAMB"]
 
@@ -70,7 +71,7 @@ class FusedLAMB(FusedOptimizer):
     def prepare(self) -> None:
         """Compute the factor that brings the norm of all gradients down to ``max_grad_norm``."""
         limit = self.defaults["max_grad_norm"]
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        parameters = params_of(self.param_groups)
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = global_norm(grads, group=self.norm_group)
         self._shrink = torch.where(norm > limit, limit / norm, 1.0) if limit > 0 else torch.ones_like(norm)

@@ -28,5 +28,5 @@ def own_bytes() -> int:
 
 def _bytes_of(model: nn.Module) -> int:
     tensors = itertools.chain(model.parameters(), model.buffers())
-    storages = [each.untyped_storage() for each in tensors if each.device.type == "cpu"]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

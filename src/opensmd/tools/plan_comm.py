@@ -120,7 +120,7 @@ def _table(title: str, found: dict[int, dict[str, Prediction]]) -> Table:
         best = min(
             (name for name in predictions if "," not in name), key=lambda name: predictions[name].seconds
         )
-        cells = [_time(each.seconds) + "*" * (name == best) for name, each in predictions.items()]
+        cells = [_time(prediction.seconds) + "*" * (name == best) for name, prediction in predictions.items()]
         table.add_row(str(hosts), *cells)
     return table
 

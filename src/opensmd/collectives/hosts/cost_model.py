@@ -129,9 +129,9 @@ def _ring(cluster: Cluster, nbytes: float) -> Prediction:
     """Predict a ring of all ranks that ignores hosts, like Gloo's: each step waits for the previous one."""
     size = cluster.hosts * cluster.ranks
     steps = 2 * (size - 1)
-    each = nbytes / size
-    crossing = steps * each if cluster.hosts > 1 else 0.0
-    moving = max(each / cluster.link if cluster.hosts > 1 else 0.0, 2 * each / cluster.sockets)
+    chunk = nbytes / size
+    crossing = steps * chunk if cluster.hosts > 1 else 0.0
+    moving = max(chunk / cluster.link if cluster.hosts > 1 else 0.0, 2 * chunk / cluster.sockets)
     waiting = cluster.delay if cluster.hosts > 1 else 0.0
     return Prediction(steps * (moving + waiting + 2 * cluster.message), crossing)
 
@@ -140,11 +140,11 @@ def _tree(cluster: Cluster, nbytes: float) -> Prediction:
     """Predict a reduce to one rank and a broadcast from it, over a chain or binary tree of hosts."""
     parts = max(1, math.ceil(nbytes / _part_of_chain(cluster.hosts, nbytes)))
     fan, depth = _shape(cluster.hosts, parts)
-    each = nbytes / parts
-    moving = max(each / cluster.link, each / cluster.sockets + each / cluster.memory)
+    part = nbytes / parts
+    moving = max(part / cluster.link, part / cluster.sockets + part / cluster.memory)
     step = moving + 2 * cluster.message
     steps = fan * (parts + max(depth - 1, 0))
-    one_way = _comparison(cluster) + steps * step + depth * cluster.delay + each / cluster.memory
+    one_way = _comparison(cluster) + steps * step + depth * cluster.delay + part / cluster.memory
     return Prediction(2 * one_way, fan * nbytes)
 
 
@@ -190,13 +190,13 @@ def all_at_once(cluster: Cluster, nbytes: float, share: float = 1.0) -> Predicti
     """Every host sends to all others: cuts, then their sums; or between two hosts, slices."""
     exchanged = cluster.hosts == 2 and share == 1  # the two hosts' sums, in one step
     if exchanged:
-        each = _part(nbytes, MOST_OF_PART, FEWEST_PARTS)
+        part = _part(nbytes, MOST_OF_PART, FEWEST_PARTS)
     elif share == 1 and may_take_turns(cluster, nbytes, LEAST_OF_RING):
-        each = _part_in_ring(cluster, nbytes)
+        part = _part_in_ring(cluster, nbytes)
     else:
         least = least_part(cluster) if share == 1 else LEAST_OF_SUM
-        each = _part(nbytes, MOST_OF_SUM, FEWEST_PARTS, least)
-    parts, steps = math.ceil(nbytes / each), 1 if exchanged else 2
+        part = _part(nbytes, MOST_OF_SUM, FEWEST_PARTS, least)
+    parts, steps = math.ceil(nbytes / part), 1 if exchanged else 2
     crowds = cluster.hosts > 2 and share * nbytes / parts / cluster.hosts / cluster.ranks >= LEAST_OF_RING
     return _followed(cluster, nbytes, parts, steps, share=share, crowded=CROWDED if crowds else 1.0)
 
@@ -242,16 +242,16 @@ def _followed(
 ) -> Prediction:
     """So many parts, each with so many steps that wait."""
     others = cluster.hosts - 1
-    each = nbytes / parts
+    part = nbytes / parts
     # A rank cuts its slice of the part for the hosts, in cache lines, so some of many hosts get none.
-    slice_bytes = each / cluster.ranks
+    slice_bytes = part / cluster.ranks
     cut = max(slice_bytes / cluster.hosts, LEAST_OF_CUT)
     partners = min(others, slice_bytes / cut)
     sent = 2 * cut * partners * share  # per rank: cuts, and its sum to all; or its slice
     crossing = sent * cluster.ranks
     coding = 2 * cut * (partners + 1) * 2 / cluster.coding if share < 1 else 0.0
     sockets = 2 * sent / cluster.sockets + (2 if steps == 1 else 4) * partners * cluster.message
-    here = each / cluster.memory
+    here = part / cluster.memory
     steady = max(crowded * crossing / cluster.link, here + coding + sockets)
     comparison = cluster.delay + 2 * cluster.message  # also around a ring
     seconds = comparison + here + parts * steady + steps * cluster.delay

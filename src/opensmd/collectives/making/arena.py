@@ -95,7 +95,7 @@ def _usual_heap(native: ModuleType, size: int) -> int:
     softs = {which: resource.getrlimit(which)[0] for which in used}
     left = [soft - used[which] for which, soft in softs.items() if soft != resource.RLIM_INFINITY]
     return min(
-        [int(native.default_heap_bytes(size)), *(max(each // (4 * size), LEAST_HEAP) for each in left)]
+        [int(native.default_heap_bytes(size)), *(max(nbytes // (4 * size), LEAST_HEAP) for nbytes in left)]
     )
 
 

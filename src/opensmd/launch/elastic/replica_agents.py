@@ -100,7 +100,7 @@ class ReplicaAgents:
             return {}
         if self._errors:
             raise self._errors[0]
-        return {rank: failure for each in self._failures.values() for rank, failure in each.items()}
+        return {rank: failure for failures in self._failures.values() for rank, failure in failures.items()}
 
     def _run_one(self, number: int) -> None:
         first = number * self._size

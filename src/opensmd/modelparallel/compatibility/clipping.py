@@ -42,7 +42,7 @@ class ClippingWarning:
         level = reader_of_gradient(frame, 5)
         if level is None:
             outer = frame.f_back if frame.f_code.co_name in _INNER else None
-            _readers.update(each.f_code for each in (frame, outer) if each is not None)
+            _readers.update(reader.f_code for reader in (frame, outer) if reader is not None)
         if level is None or not self._is_due:
             return
         self._is_due = False

@@ -14,6 +14,7 @@ from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.wrapped import WrappedOptimizer
+from opensmd.optim.param_groups import params_of
 
 __all__ = ["LeftBehind", "require_trained"]
 
@@ -26,7 +27,7 @@ class LeftBehind:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._gone = {id(each): weakref.ref(each) for each in module.parameters()}
+        self._gone = {id(parameter): weakref.ref(parameter) for parameter in module.parameters()}
 
     def leave_out(self, module: nn.Module) -> None:
         """Those of the successor have not been replaced."""
@@ -48,9 +49,9 @@ def require_trained(optimizer: torch.optim.Optimizer, is_replaced: Callable[[nn.
     """
     if isinstance(optimizer, WrappedOptimizer):
         return
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    gone = [each for each in parameters if is_replaced(each)]
-    if gone and all(each.grad is None for each in gone):
+    parameters = params_of(optimizer.param_groups)
+    gone = [parameter for parameter in parameters if is_replaced(parameter)]
+    if gone and all(parameter.grad is None for parameter in gone):
         raise SMPError(
             f"optimizer.step: {len(gone)} of the {len(parameters)} parameters of this "
             f"{type(optimizer).__name__} get no gradients: the model has others in their places since it "

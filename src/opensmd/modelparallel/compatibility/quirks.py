@@ -67,7 +67,7 @@ def reads_inner_weights(module: nn.Module) -> bool:
     if not any(_full_name(kind) == _PEFT_LAYER for kind in type(module).__mro__):
         return False
     variants = [getattr(module, name, {}) for name in ("lora_variant", "use_dora")]
-    has_variant = any(value for each in variants for value in each.values())
+    has_variant = any(value for variant in variants for value in variant.values())
     return has_variant or _full_name(type(module)) not in _CALLING_PEFT_LAYERS
 
 
@@ -106,7 +106,7 @@ def holds_fakes(value: Any, depth: int = _DEPTH) -> bool:
     if not depth or (type(value) not in PLAIN_CONTAINERS and type(value) is not tuple):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return any(holds_fakes(each, depth - 1) for each in list(inner))
+    return any(holds_fakes(item, depth - 1) for item in list(inner))
 
 
 def _full_name(cls: type) -> str:

@@ -63,7 +63,7 @@ class DelayedParameters:
     @property
     def _parameters(self) -> list[DelayedParameter]:
         # looked up late: the model may be wrapped inside the context, whose end delays them
-        return [] if self._filled else _delayed(self._module)
+        return [] if self._filled else _delayed(self._module.parameters())
 
     @contextlib.contextmanager
     def planned(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class DelayedParameters:
 
     def fill_some(self, parameters: Iterable[nn.Parameter]) -> None:
         """Fill those of ``parameters`` that have no data; all others keep waiting."""
-        self._fill([each for each in parameters if isinstance(each, DelayedParameter)], lambda _: True)
+        self._fill(_delayed(parameters), lambda _: True)
 
     @staticmethod
     def _fill(parameters: Iterable[DelayedParameter], is_here: Callable[[nn.Parameter], bool]) -> None:
@@ -109,9 +109,9 @@ def records_modules(recording: Recording) -> Iterator[None]:
     modules: dict[int, nn.Module] = {}
 
     def note(module: nn.Module, name: str, what: Any) -> None:
-        for each in (module, what):
-            if isinstance(each, nn.Module):
-                modules[id(each)] = each
+        for candidate in (module, what):
+            if isinstance(candidate, nn.Module):
+                modules[id(candidate)] = candidate
 
     hooks = (
         register_module_parameter_registration_hook(note),
@@ -135,7 +135,7 @@ def goes_on(module: nn.Module) -> Iterator[nn.Module]:
         A module to which to add a new root of the model, if there is one.
     """
     root = nn.Module()
-    parameters = _delayed(module)
+    parameters = _delayed(module.parameters())
     if not parameters:
         yield root
         return
@@ -201,5 +201,5 @@ def _delay(recording: Recording, parameter: nn.Parameter) -> None:
     parameter.__dict__[_ORIGIN] = origin
 
 
-def _delayed(module: nn.Module) -> list[DelayedParameter]:
-    return [each for each in module.parameters() if isinstance(each, DelayedParameter)]
+def _delayed(parameters: Iterable[nn.Parameter]) -> list[DelayedParameter]:
+    return [parameter for parameter in parameters if isinstance(parameter, DelayedParameter)]

@@ -75,7 +75,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if any(self.reference(tensor) is not None for tensor in tensors):
             return self._on_memory(func, args, kwargs)
-        if tensors or self.paused or not any(each.name == "device" for each in func._schema.arguments):
+        if tensors or self.paused or not any(arg.name == "device" for arg in func._schema.arguments):
             return func(*args, **kwargs)
         return self._made(func, args, kwargs)
 
@@ -158,7 +158,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         made = [self._new(leaf, device) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not (any(made) or written):
             return None
-        memory = list(dict.fromkeys(each.memory for each in written if each is not None))
+        memory = list(dict.fromkeys(reference.memory for reference in written if reference is not None))
         operation = RecordedOperation(func, given, named, written=memory, made=made, random=random)
         operation.remember()
         return operation
@@ -218,7 +218,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         references = [
             self.reference(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
         ]
-        return next(each.memory.device for each in references if each is not None)
+        return next(reference.memory.device for reference in references if reference is not None)
 
 
 class Disguise(TorchFunctionMode):

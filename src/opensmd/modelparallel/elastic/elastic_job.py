@@ -287,7 +287,7 @@ class ElasticJob:
     def _say(self, decision: Decision, seconds: float) -> None:
         if state.rank == 0:
             lost, joined = (
-                ", ".join(f"replica {each.number}" for each in which)
+                ", ".join(f"replica {replica.number}" for replica in which)
                 for which in (decision.lost, decision.joined)
             )
             parts = [f"{lost} lost" * bool(lost), f"{joined} joined" * bool(joined)]

@@ -23,7 +23,7 @@ from opensmd.modelparallel.replan.moving import keep_training_state, training_st
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.gather import unite
 from opensmd.modelparallel.wrapped import WrappedScaler
-from opensmd.optim.group_settings import group_settings
+from opensmd.optim.param_groups import group_settings
 
 __all__ = ["LoopPosition", "send_state"]
 
@@ -66,10 +66,12 @@ def _described(objects: Mapping[str, Any], position: LoopPosition) -> dict[str, 
     model = state.model
     module = None if model is None else model.get_module()
     return {
-        "optimizers": [list(map(group_settings, each.param_groups)) for each in state.optimizers.values()],
+        "optimizers": [
+            list(map(group_settings, optimizer.param_groups)) for optimizer in state.optimizers.values()
+        ],
         "scalers": [_scale(scaler) for scaler in state.scalers.values()],
-        "objects": {name: each.state_dict() for name, each in objects.items()},
-        "modes": [] if module is None else [each.training for each in module.modules()],
+        "objects": {name: value.state_dict() for name, value in objects.items()},
+        "modes": [] if module is None else [submodule.training for submodule in module.modules()],
         "index": position.index,
         "seed": torch.initial_seed(),
         "random": random_states(),

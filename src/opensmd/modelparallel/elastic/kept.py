@@ -58,7 +58,9 @@ class KeptStep:
             self._model.put_back()
             for gradient, numbers in self._gradients:
                 gradient.copy_(numbers)
-        changed = [name for name, each in self._parameters.items() if each._version != self._versions[name]]
+        changed = [
+            name for name, parameter in self._parameters.items() if parameter._version != self._versions[name]
+        ]
         if changed:
             raise SMPError(
                 f"a replica was lost in a step that changes parameters itself ({', '.join(changed[:3])}), so "

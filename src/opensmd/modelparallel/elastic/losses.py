@@ -16,7 +16,7 @@ _WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe"
 
 def may_be_a_loss(error: BaseException) -> bool:
     """Whether the end of another rank, perhaps of the same replica, may have caused an error."""
-    return any(_is_of_communication(each) for each in _chain(error))
+    return any(_is_of_communication(cause) for cause in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -61,7 +61,7 @@ class Decision:
     def from_json(cls, found: Mapping[str, Any]) -> Decision:
         """Parse a text from :meth:`to_json`."""
         members, joined, lost = (
-            tuple(Replica(*each) for each in found[name]) for name in ("members", "joined", "lost")
+            tuple(Replica(*fields) for fields in found[name]) for name in ("members", "joined", "lost")
         )
         return cls(members, joined, int(found["done"]), int(found["requests"]), lost)
 
@@ -98,7 +98,9 @@ def decide(
     left = [done for replica, done in ended.items() if replica in before and done is not None]
     # A replica without state knows of no points.
     done = max([arrival.done for arrival in all_there if arrival.has_state] + left, default=0)
-    joined = {replica for replica, arrivals in there.items() if not all(each.has_state for each in arrivals)}
+    joined = {
+        replica for replica, arrivals in there.items() if not all(arrival.has_state for arrival in arrivals)
+    }
     members = [replica for replica in there if replica not in joined]
     if not members:  # all that had the state are lost
         return Decision((), (), done, requests, tuple(before))

@@ -79,16 +79,17 @@ class RegroupedModel(ModelState):
         """Return the plan, and which parameters are trained, from the first rank that knows."""
         own = None
         if self._known_plan is not None:
-            own = self._known_plan.to_json(), [each.requires_grad for each in self.get_module().parameters()]
+            trained = [parameter.requires_grad for parameter in self.get_module().parameters()]
+            own = self._known_plan.to_json(), trained
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, own, group=state.groups.messages)
-        found = next((each for each in everyone if each is not None), None)
-        if found is None:
+        known = next((answer for answer in everyone if answer is not None), None)
+        if known is None:
             return None
         if own is None:
-            for parameter, trained in zip(self.get_module().parameters(), found[1], strict=True):
-                parameter.requires_grad_(trained)
-        self._known_plan = Plan.from_json(found[0])
+            for parameter, is_trained in zip(self.get_module().parameters(), known[1], strict=True):
+                parameter.requires_grad_(is_trained)
+        self._known_plan = Plan.from_json(known[0])
         return self._known_plan
 
     def _make_replicas(self, *, equal: bool = True) -> None:

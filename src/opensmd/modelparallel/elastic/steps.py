@@ -51,11 +51,11 @@ def _with_borders(job: ElasticJob, steps: range, objects: Mapping[str, Any]) -> 
 
 
 def _require_state(objects: Mapping[str, Any]) -> None:
-    for name, each in objects.items():
-        if each in (state.model, *state.optimizers.values()):
+    for name, value in objects.items():
+        if value in (state.model, *state.optimizers.values()):
             raise SMPError(f"smp.elastic_steps: replicas that join get {name!r} in any case; leave it out")
-        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             raise TypeError(
-                f"smp.elastic_steps: {name!r} is a {type(each).__name__} without state_dict and "
+                f"smp.elastic_steps: {name!r} is a {type(value).__name__} without state_dict and "
                 "load_state_dict, so that a replica that joins could not take its state"
             )

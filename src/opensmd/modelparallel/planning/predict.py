@@ -104,7 +104,7 @@ def bubble(plan: Plan, microbatches: int) -> float:
 
 def comes_back(plan: Plan) -> bool:
     """Whether microbatches pass the stages down and up again."""
-    return plan.virtual_stages > 1 and any(each.source > each.target for each in plan.crossings)
+    return plan.virtual_stages > 1 and any(crossing.source > crossing.target for crossing in plan.crossings)
 
 
 def _load(plan: Plan, trace: ModelTrace, stage: int, optimizer_bytes: float) -> StageLoad:

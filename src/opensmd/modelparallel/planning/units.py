@@ -278,7 +278,7 @@ class UnitSequence:
 
     def _weight_of_cuts(self, cuts: Iterable[Sequence[float]], work: float, stages: int) -> float:
         """Return the weight of cut seconds against ``work`` seconds; less if there is hardly any work."""
-        cheapest = min((seconds for each in cuts for seconds in each[1 : self.count]), default=0.0)
+        cheapest = min((seconds for cut in cuts for seconds in cut[1 : self.count]), default=0.0)
         if cheapest <= DEAR_CUT * work / stages:
             return 1.0
         return CUT_OF_ITEM * work / self.count / cheapest

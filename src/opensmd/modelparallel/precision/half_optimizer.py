@@ -28,7 +28,7 @@ from opensmd.modelparallel.precision.owners import device_of, share_among_owners
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.wrapped import WrappedModel
-from opensmd.optim.group_settings import group_settings
+from opensmd.optim.param_groups import group_settings, params_of
 from opensmd.upcast import upcast
 
 __all__ = ["HalfMethods"]
@@ -193,7 +193,7 @@ class HalfMethods(PrecisionAttributes):
         return own
 
     def _smp_load(self, given: dict[str, Any], masters: MasterWeights) -> None:
-        stored = [number for group in given["param_groups"] for number in group["params"]]
+        stored = params_of(given["param_groups"])
         values, rest = split_masters(given)
         pairs = []
         for _, master in masters:

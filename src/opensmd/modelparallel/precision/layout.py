@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from opensmd.modelparallel.wrapped import WrappedModel
+from opensmd.optim.param_groups import params_of
 
 __all__ = ["Layout", "names_in"]
 
@@ -142,7 +143,7 @@ class Layout:
 
     def localised(self, given: Mapping[str, Any], groups: Sequence[ParameterGroup]) -> dict[str, Any]:
         """Return this rank's part of a full state dict; the reverse of :meth:`renumbered`."""
-        stored = [number for group in given["param_groups"] for number in group["params"]]
+        stored = params_of(given["param_groups"])
         saved = given["state"]
         own = {
             new: saved[stored[old]]
@@ -163,4 +164,4 @@ class Layout:
 
     def _numbers_of(self, groups: Sequence[ParameterGroup]) -> list[int]:
         """Return the whole optimizer's numbers of this rank's parameters, in order."""
-        return [self.local[id(parameter)] for group in groups for parameter in group["params"]]
+        return [self.local[id(parameter)] for parameter in params_of(groups)]

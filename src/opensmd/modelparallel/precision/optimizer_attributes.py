@@ -23,6 +23,7 @@ from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.wrapped import WrappedOptimizer
 from opensmd.optim.norm import global_norm
+from opensmd.optim.param_groups import params_of
 
 __all__ = ["PrecisionAttributes", "require_norm"]
 
@@ -38,7 +39,7 @@ class PrecisionAttributes(WrappedOptimizer):
     @property
     def master_params(self) -> list[nn.Parameter]:
         """What the optimizer trains on this rank: the FP32 copies of 16-bit parameters."""
-        return [parameter for group in self.param_groups for parameter in group["params"]]
+        return params_of(self.param_groups)
 
     @property
     def loss_scaler(self) -> LossScale:
@@ -105,9 +106,8 @@ class PrecisionAttributes(WrappedOptimizer):
         grads = dense_gradients(trained)
         counts = [self._smp_counts_here(master) for master in trained]
         counted = [grad for grad, counting in zip(grads, counts, strict=True) if counting]
-        norm = global_norm(
-            counted, groups=[each for each in (self._smp_norm_group, group) if each is not None]
-        )
+        groups = [group] if self._smp_norm_group is None else [self._smp_norm_group, group]
+        norm = global_norm(counted, groups=groups)
         if max_norm == math.inf:
             return norm
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)

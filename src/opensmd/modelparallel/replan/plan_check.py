@@ -113,10 +113,10 @@ class PlanCheck:
 
 def _usual(times: Sequence[StageTimes]) -> StageTimes:
     """Return a microbatch's time on an otherwise idle machine: the longest of the quickest quarter."""
-    weights = [each.weights for each in times if each.weights is not None]
+    weights = [microbatch.weights for microbatch in times if microbatch.weights is not None]
     return StageTimes(
-        _quarter([each.forward for each in times]),
-        _quarter([each.backward for each in times]),
+        _quarter([microbatch.forward for microbatch in times]),
+        _quarter([microbatch.backward for microbatch in times]),
         _quarter(weights) if weights else None,
     )
 

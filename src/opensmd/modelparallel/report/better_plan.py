@@ -62,7 +62,7 @@ def _moves(before: Plan, after: Plan) -> str:
     """Say which modules go where, with neighbours grouped."""
     moved = _moved_wholes(before, after) or _moved(before, after)
     groups = [
-        (home, [name for name, _ in group]) for home, group in itertools.groupby(moved, lambda each: each[1])
+        (home, [name for name, _ in group]) for home, group in itertools.groupby(moved, lambda move: move[1])
     ]
     texts = [
         f"{repr(names[0]) if len(names) == 1 else f'{names[0]!r} to {names[-1]!r}'} to partition {home}"

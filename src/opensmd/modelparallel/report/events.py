@@ -81,13 +81,13 @@ def gather_events(
     mine += [
         PipelineEvent(
             rank=rank,
-            microbatch=each.microbatch,
+            microbatch=message.microbatch,
             kind="send",
-            start_ns=each.at_ns + offset,
-            end_ns=each.at_ns + offset,
-            target=each.target,
+            start_ns=message.at_ns + offset,
+            end_ns=message.at_ns + offset,
+            target=message.target,
         )
-        for each in sent
+        for message in sent
     ]
     everyone: list[list[PipelineEvent]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everyone, mine, group=group)

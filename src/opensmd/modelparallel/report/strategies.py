@@ -26,7 +26,7 @@ _NUMBERS = (
 )
 
 
-def strategy_table(found: Sequence[Strategy]) -> Table:
+def strategy_table(strategies: Sequence[Strategy]) -> Table:
     """Return a table with a row per strategy, the chosen one first."""
     table = Table(title="Strategies, the chosen one first")
     headings = (
@@ -41,25 +41,27 @@ def strategy_table(found: Sequence[Strategy]) -> Table:
     )
     for heading in (*headings, "rank"):
         table.add_column(heading, justify="right")
-    for each in found:
+    for strategy in strategies:
         table.add_row(
-            str(each.partitions),
-            str(each.replicas),
-            each.pipeline if each.partitions > 1 else "",
-            str(each.microbatches),
-            str(each.active_microbatches) if each.partitions > 1 else "",
-            "yes" if each.checkpointing else "",
-            f"{each.seconds * 1e3:.2f} ms",
-            f"{each.bubble:.1%}",
-            f"{each.rank_bytes / (1 << 20):,.1f} MiB",
+            str(strategy.partitions),
+            str(strategy.replicas),
+            strategy.pipeline if strategy.partitions > 1 else "",
+            str(strategy.microbatches),
+            str(strategy.active_microbatches) if strategy.partitions > 1 else "",
+            "yes" if strategy.checkpointing else "",
+            f"{strategy.seconds * 1e3:.2f} ms",
+            f"{strategy.bubble:.1%}",
+            f"{strategy.rank_bytes / (1 << 20):,.1f} MiB",
         )
     return table
 
 
-def strategies_json(found: Sequence[Strategy]) -> str:
+def strategies_json(strategies: Sequence[Strategy]) -> str:
     """Return all numbers, and for the chosen one also the plan and the settings for ``smp.init``."""
-    rows: list[dict[str, Any]] = [{name: getattr(each, name) for name in _NUMBERS} for each in found]
-    chosen = found[0]
+    rows: list[dict[str, Any]] = [
+        {name: getattr(strategy, name) for name in _NUMBERS} for strategy in strategies
+    ]
+    chosen = strategies[0]
     return json.dumps(
         {
             "chosen": rows[0],

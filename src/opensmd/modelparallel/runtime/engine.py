@@ -218,7 +218,7 @@ class Engine:
         """The tensors and gradients that this rank sent in the latest step."""
         stretches = self._record.stretches
         begin = stretches[0].start_ns if stretches else 0
-        return [each for each in self._context.transport.sent() if each.at_ns >= begin]
+        return [message for message in self._context.transport.sent() if message.at_ns >= begin]
 
     def close(self) -> None:
         """Wait until everything sent has left, because the process may end, and end the idle threads."""

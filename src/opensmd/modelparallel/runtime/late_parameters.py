@@ -29,7 +29,7 @@ class PlacedParameters:
     def __init__(self, module: nn.Module, home_of: Callable[[str], int]) -> None:
         self._module = module
         self.home_of = home_of
-        self._names = {id(each): name for name, each in module.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._remember()
 
     def require_no_others(self) -> None:
@@ -74,15 +74,15 @@ class PlacedParameters:
 
     def _remember(self) -> None:
         self._frozen = {
-            name: (each.shape, each.dtype)
-            for name, each in self._module.named_parameters()
-            if not each.requires_grad
+            name: (parameter.shape, parameter.dtype)
+            for name, parameter in self._module.named_parameters()
+            if not parameter.requires_grad
         }
         # The objects are kept with their ids, which new ones could otherwise get.
-        self._known = {id(each): each for each in self._module.parameters()}
+        self._known = {id(parameter): parameter for parameter in self._module.parameters()}
         self._seen = [
-            (each, tuple(each._parameters.values()), tuple(each._modules.values()))
-            for each in self._module.modules()
+            (module, tuple(module._parameters.values()), tuple(module._modules.values()))
+            for module in self._module.modules()
         ]
 
 

@@ -50,7 +50,7 @@ class PlacedModel:
     def __init__(self, module: nn.Module, plan: Plan, rank: int) -> None:
         self.module = module
         self.plan = plan
-        self.device = next((each.device for each in module.parameters()), torch.device("cpu"))
+        self.device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         self.generators = default_generators(self.device)
         self._rank = rank
         # Including further names of a module that is in several places: the plan may use any of them.
@@ -118,7 +118,9 @@ class PlacedModel:
 
     def _modes_of(self, tagged: list[tuple[nn.Parameter, Tag]]) -> StepModes:
         names = [name for name, _ in self.module.named_parameters()]
-        parameters = [(name, each, tag.home) for name, (each, tag) in zip(names, tagged, strict=True)]
+        parameters = [
+            (name, parameter, tag.home) for name, (parameter, tag) in zip(names, tagged, strict=True)
+        ]
         split = [(name, module, self.plan.homes[name]) for name, module in self._split.items()]
         whole = [(name, module, home) for name, (module, home) in self._whole.items()]
         return StepModes(parameters, [*split, *whole])

@@ -29,8 +29,8 @@ def require_same_model(module: nn.Module, group: dist.ProcessGroup, *, sliced: C
         SMPError: on all ranks, naming the first parameter that differs.
     """
     mine = [
-        (name, "sliced" if name in sliced else str(tuple(each.shape)), str(each.dtype))
-        for name, each in module.named_parameters()
+        (name, "sliced" if name in sliced else str(tuple(parameter.shape)), str(parameter.dtype))
+        for name, parameter in module.named_parameters()
     ]
     # One number each; names travel only if they differ, for the error.
     own = torch.tensor([stable_hash(tuple(mine), 63)], device=control_device(group))

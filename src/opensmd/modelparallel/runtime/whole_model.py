@@ -110,4 +110,4 @@ class WholeModel:
 
 def _detached(result: Any) -> Any:
     """Return a microbatch's result without its graphs."""
-    return structure.substitute(result, iter([each.detach() for each in structure.tensors_in(result)]))
+    return structure.substitute(result, iter([tensor.detach() for tensor in structure.tensors_in(result)]))

@@ -100,7 +100,7 @@ def parse_pairs(text: str) -> dict[str, Any]:
     if text.lstrip().startswith("{"):
         return json_object(text, OPTION)
     values: dict[str, Any] = {}
-    for piece in filter(None, (each.strip() for each in text.split(","))):
+    for piece in filter(None, map(str.strip, text.split(","))):
         key, equals, value = piece.partition("=")
         if not equals or not key.strip():
             raise ValueError(
@@ -189,7 +189,7 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 
 def _reasons(error: ValidationError) -> list[str]:
     """Return what is wrong with each key, but not with defaults that depend on a wrong value."""
-    return [_of_key(each) for each in error.errors() if each["type"] != "default_factory_not_called"]
+    return [_of_key(problem) for problem in error.errors() if problem["type"] != "default_factory_not_called"]
 
 
 def _of_key(error: Any) -> str:

@@ -62,7 +62,7 @@ def make_replicas(
         refuse_common_hook()
     TrainedAlike(named, groups[CommGroup.WORLD]).compare()  # before anything is sent from the first replica
     # Also of what is sliced or cut: each rank trains its own part.
-    here = [each for each in named if model.is_here(each[0])]
+    here = [(name, parameter) for name, parameter in named if model.is_here(name)]
     tensor_parallel = groups[CommGroup.TP_GROUP].size() > 1
     all_here = TrainedAlike(here, groups[CommGroup.DP_GROUP], at_once=tensor_parallel)
     members = [of(CommGroup.DP_GROUP, scaled=False, alike=all_here)]

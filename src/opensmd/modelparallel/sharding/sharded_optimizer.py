@@ -34,6 +34,7 @@ from opensmd.modelparallel.sharding.trained_slices import (
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.laid_out import laid_out_as
 from opensmd.modelparallel.wrapped import WrappedModel
+from opensmd.optim.param_groups import params_of
 
 __all__ = ["SHARD", "ShardedMethods", "require_elementwise"]
 
@@ -206,8 +207,8 @@ class ShardedMethods(PrecisionAttributes):
         for number, trained in sorted((self._smp_slices or {}).items()):
             if number in gathered:
                 gathered[number] = {
-                    key: trained.whole(each) if _like(each, trained.own.shape) else each
-                    for key, each in gathered[number].items()
+                    key: trained.whole(value) if _like(value, trained.own.shape) else value
+                    for key, value in gathered[number].items()
                 }
         return gathered
 
@@ -242,7 +243,7 @@ class ShardedMethods(PrecisionAttributes):
 
     def _smp_model_parameter(self, trained: nn.Parameter) -> nn.Parameter:
         slices = (self._smp_slices or {}).values()
-        return next((each.parameter for each in slices if each.own is trained), trained)
+        return next((piece.parameter for piece in slices if piece.own is trained), trained)
 
     @property
     def _smp_slicing(self) -> Slicing:
@@ -292,8 +293,8 @@ class ShardedMethods(PrecisionAttributes):
 
     def _smp_localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
         own: dict[str, Any] = super()._smp_localised(given, layout)  # type: ignore[misc]
-        everything = [each for group in self.param_groups for each in group["params"]]
-        for position, parameter in enumerate(everything):
+        parameters = params_of(self.param_groups)
+        for position, parameter in enumerate(parameters):
             trained = self._smp_slice_at(layout.local[id(parameter)])
             if trained is not None and position in own["state"]:
                 own["state"][position] = _cut(own["state"][position], trained)
@@ -310,8 +311,8 @@ class ShardedMethods(PrecisionAttributes):
 def _cut(entries: Mapping[str, Any], trained: TrainedSlice) -> dict[str, Any]:
     shape = trained.parameter.shape
     return {
-        key: _slice(each, trained) if key not in _OF_WHOLE_PARAMETER and _like(each, shape) else each
-        for key, each in entries.items()
+        key: _slice(value, trained) if key not in _OF_WHOLE_PARAMETER and _like(value, shape) else value
+        for key, value in entries.items()
     }
 
 

@@ -69,9 +69,9 @@ class ShardedParameterMethods(ShardedMethods):
     def _smp_lay_out(self, group: dict[str, Any]) -> None:
         super()._smp_lay_out(group)
         masters = group["params"]
-        if not masters or any(each.dtype is not torch.float32 for each in masters):
+        if not masters or any(master.dtype is not torch.float32 for master in masters):
             return
-        flat = torch.cat([each.detach().reshape(-1) for each in masters])
+        flat = torch.cat([master.detach().reshape(-1) for master in masters])
         first = 0
         for master in masters:
             master.data = flat[first : first + master.numel()].view(master.shape)

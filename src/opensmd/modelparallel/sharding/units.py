@@ -30,8 +30,8 @@ def find_units(
         most: a unit with more elements is divided, if it contains blocks.
         left_out: ids of parameters that are not sharded.
     """
-    owners = Counter(id(each) for owner in module.modules() for each in owner.parameters(recurse=False))
-    search = _Search(least, min(most, max(1, _elements(module, left_out) // 4)), set(left_out), owners)
+    most = min(most, max(1, _elements(module, left_out) // 4))
+    search = _Search(least, most, set(left_out), _owner_counts(module))
     return list(search.inside(module))
 
 
@@ -68,9 +68,16 @@ class _Search:
         """Whether the module is called, and its parameters are not used outside it."""
         if isinstance(module, _WITHOUT_FORWARD):
             return False
-        inside = Counter(id(each) for owner in module.modules() for each in owner.parameters(recurse=False))
+        inside = _owner_counts(module)
         return all(self._owners[parameter] == count for parameter, count in inside.items())
 
 
+def _owner_counts(module: nn.Module) -> Counter[int]:
+    """Return in how many places in ``module`` each parameter is, by the parameter's id."""
+    return Counter(
+        id(parameter) for owner in module.modules() for parameter in owner.parameters(recurse=False)
+    )
+
+
 def _elements(module: nn.Module, left_out: Collection[int]) -> int:
-    return sum(each.numel() for each in module.parameters() if id(each) not in left_out)
+    return sum(parameter.numel() for parameter in module.parameters() if id(parameter) not in left_out)

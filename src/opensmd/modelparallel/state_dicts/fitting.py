@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opensmd.modelparallel.wrapped import WrappedOptimizer
-from opensmd.optim.group_settings import group_settings
+from opensmd.optim.param_groups import group_settings, params_of
 
 __all__ = [
     "has_parameters_shapes",
@@ -66,7 +66,9 @@ def require_same_kind(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]
     if "betas" in optimizer.defaults:
         own, other = _SECOND_MOMENTS if kind.__name__ != "Adamax" else reversed(_SECOND_MOMENTS)
         if any(
-            other in each and own not in each for each in given["state"].values() if isinstance(each, Mapping)
+            other in entry and own not in entry
+            for entry in given["state"].values()
+            if isinstance(entry, Mapping)
         ):
             lacking.append(own)
     if lacking:
@@ -94,7 +96,7 @@ def require_same_shapes(shapes: Sequence[torch.Size], given: Mapping[str, Any]) 
     Raises:
         ValueError: they have; the message names the first five.
     """
-    stored = [number for group in given["param_groups"] for number in group["params"]]
+    stored = params_of(given["param_groups"])
     wrong = [
         f"{key} of parameter {number}: {tuple(tensor.shape)} in the checkpoint, {tuple(shape)} here"
         for number, shape in zip(stored, shapes, strict=True)
@@ -123,7 +125,7 @@ def _lacking_settings(
     """What is in none of the groups, even where newer versions of torch complete those of older ones."""
     needed = [name for name in inspect.signature(kind).parameters if name in optimizer.defaults]
     completed = kind.__new__(kind)
-    settings = [{**group_settings(each), "params": []} for each in groups]
+    settings = [{**group_settings(group), "params": []} for group in groups]
     completed.__setstate__({"defaults": dict(optimizer.defaults), "state": {}, "param_groups": settings})
     return [name for name in needed if any(name not in group for group in completed.param_groups)]
 

@@ -156,7 +156,7 @@ def _describe(own: Mapping[Key, Any]) -> dict[Key, _Description]:
             described[name] = _Description(value=value)
             continue
         parts = plain_parts(value)
-        place = tuple((each.device, each.data_ptr(), each.shape, each.stride(), each.dtype) for each in parts)
+        place = tuple((part.device, part.data_ptr(), part.shape, part.stride(), part.dtype) for part in parts)
         if value.numel() and place in seen:
             described[name] = _Description(twin=seen[place])
             continue
@@ -183,8 +183,8 @@ def _transfer(
     elif only_first and me != 0:
         return None
     parts = [
-        _transfer_part(each, part, home, group, only_first)
-        for each, part in zip(mine, description.parts, strict=True)
+        _transfer_part(tensor, part, home, group, only_first)
+        for tensor, part in zip(mine, description.parts, strict=True)
     ]
     return composed(description.form, iter(parts))
 

@@ -24,6 +24,7 @@ from opensmd.modelparallel.redirection._torch_internals import before_optimizer_
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.moves import Moves
 from opensmd.modelparallel.tensor_parallel.clipping import clip_by_whole_tensors
+from opensmd.optim.param_groups import params_of
 
 __all__ = ["ModelState"]
 
@@ -71,7 +72,7 @@ class ModelState(Moves):
         if self.running <= 1:  # the usual case: optimizers step between steps
             return
         own = {id(parameter) for parameter in self.get_module().parameters()}
-        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        if any(id(parameter) in own for parameter in params_of(optimizer.param_groups)):
             self.require_whole_batch(name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -127,7 +128,9 @@ class ModelState(Moves):
             state.undoing.append(clip_by_whole_tensors(self.sliced_parameters))
         if len(state.groups.owner_stages) > 1:
             state.undoing.append(watch_total_norms())
-        state.undoing.append(before_optimizer_steps(lambda each: require_trained(each, self.has_replaced)))
+        state.undoing.append(
+            before_optimizer_steps(lambda optimizer: require_trained(optimizer, self.has_replaced))
+        )
         # From now on: patching torch's class for each step alone would change it twice per step.
         state.undoing.append(let_optimizers_ask(self.require_other_parameters))
         self._load_what_waited()

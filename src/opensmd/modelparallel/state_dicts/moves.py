@@ -65,7 +65,7 @@ class Moves(StateDicts):
             self._follow(torch.device("cuda", torch.cuda.current_device()))
 
     def _follow(self, device: torch.device) -> None:
-        if all(each.device.type == "cpu" for each in self.parameters()):
+        if all(parameter.device.type == "cpu" for parameter in self.parameters()):
             self.delayed.move(device)
             with self.delayed.planned():
                 super().to(device)

@@ -20,6 +20,7 @@ from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.distributed_parts import cut_entry, slices_in, whole_entries
 from opensmd.modelparallel.state_dicts.gather import unite
 from opensmd.modelparallel.state_dicts.merge import flat_state, is_partial, merge_optimizers, nested_state
+from opensmd.optim.param_groups import params_of
 
 __all__ = [
     "gathered_entries",
@@ -93,7 +94,7 @@ def sliced_entries(
     parameters: list[torch.nn.Parameter],
 ) -> dict[Any, Any]:
     """Return the state of a full state dict, cut to this rank's slices (``shards``, by name)."""
-    stored = [number for group in given["param_groups"] for number in group["params"]]
+    stored = params_of(given["param_groups"])
     if layout is None:
         own: dict[int, torch.Tensor] = dict(enumerate(parameters))
     else:
@@ -122,8 +123,8 @@ def unsliced_state(given: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     """
     if state.model is None or state.cfg.tensor_parallel_degree == 1:
         return dict(given)
-    stored = [number for group in given["param_groups"] for number in group["params"]]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    stored = params_of(given["param_groups"])
+    parameters = params_of(optimizer.param_groups)
     names = optimizer._smp_names()
     known = dict(zip(stored, zip(names, parameters, strict=True), strict=True))
     shards = state.model.shards

@@ -33,8 +33,8 @@ def guard_save_pretrained(module: nn.Module) -> None:
 
     @functools.wraps(original)
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = (*args, kwargs.get("state_dict"))
-        if not any(isinstance(each, Mapping) for each in given) and _is_part(self):
+        arguments = (*args, kwargs.get("state_dict"))
+        if not any(isinstance(argument, Mapping) for argument in arguments) and _is_part(self):
             raise SMPUnsupportedError(
                 "save_pretrained would save what is on this rank, which is a part of the model. Call "
                 "weights = model.state_dict() on all ranks, and save_pretrained(..., state_dict=weights) on "

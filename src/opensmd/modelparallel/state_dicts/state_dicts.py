@@ -366,8 +366,8 @@ class StateDicts(DistributedParts):
 
 def _versions_of(given: Mapping[str, Any]) -> dict[str, int]:
     """Return how often the tensors of a state dict have been changed."""
-    tensors = {name: each for name, each in given.items() if isinstance(each, Tensor)}
-    return {name: each._version for name, each in tensors.items() if not each.is_inference()}
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
 
 
 def _into(

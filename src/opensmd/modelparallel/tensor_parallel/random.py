@@ -99,24 +99,24 @@ def follow_first_rank() -> None:
     """Adopt the generator states of the tensor-parallel group's first rank; all ranks must call."""
     group = tensor_process_group()
     device = control_device(group)
-    everyones = [own.to(device) for own in generator_states()]
-    for each in everyones:
-        dist.broadcast(each, group=group, group_src=0)
-    torch.set_rng_state(everyones[0].cpu())
-    for number, each in zip(_devices(), everyones[1:], strict=True):
-        torch.cuda.set_rng_state(each.cpu(), number)
+    states = [own.to(device) for own in generator_states()]
+    for generator_state in states:
+        dist.broadcast(generator_state, group=group, group_src=0)
+    torch.set_rng_state(states[0].cpu())
+    for number, cuda_state in zip(_devices(), states[1:], strict=True):
+        torch.cuda.set_rng_state(cuda_state.cpu(), number)
 
 
 def script_position() -> int:
     """Where this rank's generators of Python and NumPy are, as a number."""
-    return hash(tuple(each or (0, 0) for each in generator_positions()))
+    return hash(tuple(position or (0, 0) for position in generator_positions()))
 
 
 def follow_script_of_first_rank() -> None:
     """As :func:`follow_first_rank`, of Python's and NumPy's generators."""
-    found = [GeneratorStates.now()]
-    dist.broadcast_object_list(found, group=tensor_process_group(), group_src=0)
-    found[0].put()
+    states = [GeneratorStates.now()]
+    dist.broadcast_object_list(states, group=tensor_process_group(), group_src=0)
+    states[0].put()
 
 
 @contextlib.contextmanager

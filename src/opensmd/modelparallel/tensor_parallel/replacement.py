@@ -38,9 +38,9 @@ def distribute(module: nn.Module) -> nn.Module:
     mark_outermost(replaced)
     _require_not_compiled(replaced)
     if state.cfg.fp16_params:
-        for each in replaced.modules():
-            if isinstance(each, DistributedModule):
-                to_half(each, torch.float16)
+        for submodule in replaced.modules():
+            if isinstance(submodule, DistributedModule):
+                to_half(submodule, torch.float16)
     return replaced
 
 
@@ -64,7 +64,7 @@ class _Replacement:
                 replaced = self.of(child, f"{name}.{own}" if name else own)
                 if replaced is not child:
                     setattr(module, own, replaced)
-            if any(isinstance(each, DistributedModule) for each in module.modules()):
+            if any(isinstance(submodule, DistributedModule) for submodule in module.modules()):
                 call_parts(module)
         return made
 
@@ -90,8 +90,10 @@ class _Replacement:
 def _require_not_compiled(module: nn.Module) -> None:
     if batch_is_shared():
         return
-    for name, each in module.named_modules():
-        if is_compiled(each) and any(isinstance(inner, DistributedModule) for inner in each.modules()):
+    for name, submodule in module.named_modules():
+        if is_compiled(submodule) and any(
+            isinstance(inner, DistributedModule) for inner in submodule.modules()
+        ):
             raise ValueError(
                 f"module {name!r} is compiled and has distributed modules inside, which gather their ranks' "
                 "batches: torch.compile does not go through that. Use prescaled_batch=True, with which it "

@@ -41,7 +41,7 @@ class Attached(NamedTuple):
     @classmethod
     def now(cls, module: nn.Module) -> Attached:
         """Return what is attached to ``module`` so far."""
-        forwards = (name for name, each in module.named_modules() if "forward" in vars(each))
+        forwards = (name for name, submodule in module.named_modules() if "forward" in vars(submodule))
         return cls(RemovableHandle(OrderedDict()).id, frozenset(forwards))
 
 
@@ -51,9 +51,9 @@ def require_unchanged(module: nn.Module) -> None:
     Raises:
         ValueError: it or a submodule has hooks, a replaced ``forward``, or a class from the script.
     """
-    for name, each in module.named_modules():
-        if not type(each).__module__.startswith(_LIBRARIES):
-            raise ValueError(f"{_named(name)} is the script's own {type(each).__name__}")
+    for name, submodule in module.named_modules():
+        if not type(submodule).__module__.startswith(_LIBRARIES):
+            raise ValueError(f"{_named(name)} is the script's own {type(submodule).__name__}")
     require_nothing_attached(module, but=Attached())
 
 
@@ -66,13 +66,13 @@ def require_nothing_attached(module: nn.Module, but: Attached) -> None:
     Raises:
         ValueError: it, a submodule or a parameter has hooks, or another ``forward``.
     """
-    for name, each in module.named_modules():
-        if "forward" in vars(each) and name not in but.forwards:
+    for name, submodule in module.named_modules():
+        if "forward" in vars(submodule) and name not in but.forwards:
             raise ValueError(
                 f"{_named(name)} has got another forward (smp.set_activation_checkpointing does that, too: "
                 "call it after smp.DistributedModel)"
             )
-        if any(number >= but.next_hook for kind in _HOOKS for number in getattr(each, kind, None) or ()):
+        if any(number >= but.next_hook for kind in _HOOKS for number in getattr(submodule, kind, None) or ()):
             raise ValueError(f"{_named(name)} has hooks: register them after smp.DistributedModel")
     for name, parameter in module.named_parameters():
         for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):

@@ -142,7 +142,7 @@ class TableOrder:
             kept -= state is _AT_FORWARD
             waiting.append((self._forwards[chunk][microbatch], microbatch))
         if self.forwards_first and (forwards or fresh >= 0):
-            waiting = [each for each in waiting if progress[each[1]] in _FORWARDS]
+            waiting = [entry for entry in waiting if progress[entry[1]] in _FORWARDS]
         if fresh >= 0:
             waiting.append((self._forwards[0][fresh], fresh))
         if len(waiting) > 1:
@@ -276,4 +276,6 @@ class _Places(NamedTuple):
             (action.microbatch, action.chunk): place for action, place in places.items() if action.kind == "W"
         }
         microbatches = range(1 + max(action.microbatch for action in row))
-        return _Places(of_kind("F"), of_kind("B"), weights, [Choice(each) for each in microbatches])
+        return _Places(
+            of_kind("F"), of_kind("B"), weights, [Choice(microbatch) for microbatch in microbatches]
+        )

@@ -35,7 +35,7 @@ class Rule(NamedTuple):
 
 _FIRST: tuple[Literal["F", "B", "other"], ...] = ("B", "other", "F")
 _WEIGHTS: tuple[Literal["at once", "idle", "fitting"], ...] = ("idle", "fitting", "at once")
-RULES = tuple(Rule(*each) for each in itertools.product(_FIRST, _WEIGHTS, (1, 2, 4, 1000)))
+RULES = tuple(Rule(*choices) for choices in itertools.product(_FIRST, _WEIGHTS, (1, 2, 4, 1000)))
 
 
 @dataclass

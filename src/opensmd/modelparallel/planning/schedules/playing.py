@@ -100,7 +100,7 @@ class _Play:
         if isinstance(times, Mapping):
             times = [ChunkTimes(times["F"], times["B"], times["W"])] * (self._last + 1)
         if not table.splits:
-            times = [ChunkTimes(each.forward, each.backward + each.weights, 0.0) for each in times]
+            times = [ChunkTimes(chunk.forward, chunk.backward + chunk.weights, 0.0) for chunk in times]
         self._times = times
         self._rank_of = {stage: rank for rank, stages in enumerate(table.stages) for stage in stages}
         self._ended: dict[Needs, float] = {}

@@ -114,7 +114,8 @@ def _shortest_beginning(
             tables.append(Table(NAME, rows, layout))
     tables.append(Table(NAME, tuple(_one_by_one(len(own), microbatches) for own in stages), layout))
     played = [(table, play(table, times)) for table in tables]
-    return min((each for each in played if _fits(each[1], limits)), key=lambda each: each[1].seconds)[0]
+    fitting = [(table, result) for table, result in played if _fits(result, limits)]
+    return min(fitting, key=lambda pair: pair[1].seconds)[0]
 
 
 def _split(table: Table) -> tuple[tuple[Action, ...], ...]:

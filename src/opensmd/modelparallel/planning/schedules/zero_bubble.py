@@ -31,9 +31,9 @@ def zero_bubble(ranks: int, microbatches: int, more: int) -> Table:
         ValueError: there are no ranks or no microbatches.
     """
     require_counts(ranks, microbatches)
-    after = range(ranks - 1, -1, -1)  # the number of ranks after each
-    ahead = [each + min(more, each) for each in after]
-    rows = tuple(_row(microbatches, each, ranks - 1 + more - each) for each in ahead)
+    later_ranks = range(ranks - 1, -1, -1)
+    warmups = [count + min(more, count) for count in later_ranks]
+    rows = tuple(_row(microbatches, ahead, ranks - 1 + more - ahead) for ahead in warmups)
     return Table(f"zero bubble, {ranks + more} kept", rows, looped(ranks))
 
 

@@ -50,7 +50,7 @@ class SharedGradients:
         Raises:
             SMPUnsupportedError: only a part of each gradient is a share.
         """
-        if not self._in_shares or not tensor.requires_grad or any(each is tensor for each in self._whole):
+        if not self._in_shares or not tensor.requires_grad or any(whole is tensor for whole in self._whole):
             return False
         if self._in_whole:
             raise SMPUnsupportedError(

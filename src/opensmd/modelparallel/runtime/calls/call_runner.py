@@ -215,7 +215,7 @@ class CallRunner:
             return made
         for change in description.changed:
             self._changed.add(call, change, home, None)
-        tensors = [self._placeholder(each, call, home) for each in description.tensors]
+        tensors = [self._placeholder(tensor, call, home) for tensor in description.tensors]
         own = Containers((call.args, call.kwargs)).containers if description.refers else ()
         result = description.build(tensors, own)
         if description.left is not None:
@@ -259,7 +259,7 @@ class CallRunner:
         if self.context.sent_since_flush and (known is None or known.changed or call.written):
             self._transport.flush()
             self.context.sent_since_flush = False
-        real = [each for each in tensors if each is not None]
+        real = [tensor for tensor in tensors if tensor is not None]
         assert len(real) == len(tensors)
         if self._waits_for_earlier(call, key, real, is_new=known is None):
             known = self._known.descriptions.get(key)  # an earlier one may have learned it meanwhile

@@ -67,5 +67,5 @@ def _begins_in_place(owner: nn.Module | None) -> bool:
     """Whether a module, or the first one inside it, declares that it works in place, as activations do."""
     if not isinstance(owner, nn.Module):
         return False
-    leaves = (each for each in owner.modules() if next(each.children(), None) is None)
+    leaves = (module for module in owner.modules() if next(module.children(), None) is None)
     return bool(getattr(next(leaves), "inplace", False))

@@ -32,7 +32,7 @@ def may_carry(module: nn.Module, plan: Plan) -> bool:
     Some models register such hooks only in the forward, but announce it beforehand.
     """
     # The runtime handles hooks on the modules that run as a whole; these are deeper.
-    if any(watchers(each) for each in _inside(module, plan)):
+    if any(watchers(inner) for inner in _inside(module, plan)):
         return True
     modules = dict(module.named_modules(remove_duplicate=False))
     return any(records_outputs(modules[name]) for name in plan.split())
@@ -50,7 +50,7 @@ class InnerHooks:
     def __init__(self, module: nn.Module, plan: Plan, escaped: EscapedTensors) -> None:
         self._inside = _inside(module, plan)
         # torch fills these very dicts, so they show whether anything was registered.
-        self._hooks = [each._forward_hooks for each in self._inside]
+        self._hooks = [inner._forward_hooks for inner in self._inside]
         self._known = set(plan.hooked)
         self._escaped = escaped
         self._warned = False
@@ -74,7 +74,7 @@ class InnerHooks:
             self._warn()
 
     def _see(self, module: nn.Module, args: Any, out: Any) -> None:
-        given = {each.untyped_storage()._cdata for each in _strided(args)}
+        given = {tensor.untyped_storage()._cdata for tensor in _strided(args)}
         name, around = self._inside[module]
         for tensor in _strided(out):
             # Arguments existed before, tagged or on all ranks; only new tensors can be missing elsewhere.
@@ -100,11 +100,11 @@ class InnerHooks:
 
 
 def _inside(module: nn.Module, plan: Plan) -> dict[nn.Module, tuple[str, str]]:
-    """Yield the modules inside those that run as a whole, with the names of both."""
+    """Return the modules inside those that run as a whole, with the names of both."""
     whole = plan.atomic()
     return {
-        each: (name, next(around for around in ancestors(name) if around in whole))
-        for name, each in module.named_modules()
+        inner: (name, next(around for around in ancestors(name) if around in whole))
+        for name, inner in module.named_modules()
         if not whole.keys().isdisjoint(ancestors(name))
     }
 
@@ -112,4 +112,4 @@ def _inside(module: nn.Module, plan: Plan) -> dict[nn.Module, tuple[str, str]]:
 def _strided(value: Any) -> list[Tensor]:
     """Return the tensors in ``value`` with memory here and no home elsewhere."""
     tensors = structure.tensors_in(value)
-    return [each for each in tensors if tag_of(each) is None and each.layout is torch.strided]
+    return [tensor for tensor in tensors if tag_of(tensor) is None and tensor.layout is torch.strided]

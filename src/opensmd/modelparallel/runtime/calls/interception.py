@@ -180,7 +180,7 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
     if internals.is_reentrant_checkpoint(function):
         # as in torch: without an input that needs gradients, there are none inside either
         wanted = torch.is_grad_enabled() and any(
-            isinstance(each, Tensor) and each.requires_grad for each in args[2:]
+            isinstance(argument, Tensor) and argument.requires_grad for argument in args[2:]
         )
         with _checkpointing(run), torch.set_grad_enabled(wanted), _keeping_what_escapes(run) as escaped:
             result = args[0](*args[2:])

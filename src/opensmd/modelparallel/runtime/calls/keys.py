@@ -54,7 +54,7 @@ def _named_key(kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
     kinds = tuple(map(type, kwargs.values()))
     if _VALUES.issuperset(kinds) and float not in kinds:
         return (kinds, *kwargs.items())
-    return (*[(name, argument_key(each)) for name, each in kwargs.items()],)
+    return (*[(name, argument_key(value)) for name, value in kwargs.items()],)
 
 
 def _operand_key(value: Any) -> Hashable:
@@ -72,14 +72,14 @@ def argument_key(value: Any) -> Hashable:
     if kind in _VALUES or isinstance(value, (int, float, str)):
         return (kind, value)
     if isinstance(value, (tuple, list)):
-        return (kind, *[argument_key(each) for each in value])
+        return (kind, *[argument_key(item) for item in value])
     if isinstance(value, Mapping):
-        return (kind, *[(key, argument_key(each)) for key, each in value.items()])
+        return (kind, *[(key, argument_key(item)) for key, item in value.items()])
     if isinstance(value, slice):
         return ("slice", argument_key((value.start, value.stop, value.step)))
     if hasattr(kind, "__dataclass_fields__"):
         fields = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
-        return (kind, *((name, argument_key(each)) for name, each in fields))
+        return (kind, *((name, argument_key(item)) for name, item in fields))
     return (kind,)
 
 

@@ -37,8 +37,8 @@ def _drawing(owner: Any) -> set[Function]:
     for name in dir(owner):
         operation = getattr(torch.ops.aten, name, None) if not name.startswith("__") else None
         if operation is not None and callable(getattr(owner, name)):
-            overloads = (getattr(operation, each) for each in operation.overloads())
-            if any(torch.Tag.nondeterministic_seeded in each.tags for each in overloads):
+            overloads = (getattr(operation, overload) for overload in operation.overloads())
+            if any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
                 found.add(getattr(owner, name))
     return found
 
@@ -91,5 +91,5 @@ DEPENDS_ON_DATA: frozenset[Function] = frozenset(
 def indexes_by_mask(function: Function, tensors: list[Tensor]) -> bool:
     """Whether this is ``tensor[mask]``, whose length is the number of ones in the mask."""
     return function is Tensor.__getitem__ and any(
-        each.dtype in (torch.bool, torch.uint8) for each in tensors[1:]
+        index.dtype in (torch.bool, torch.uint8) for index in tensors[1:]
     )

@@ -38,7 +38,7 @@ class Sequences:
 
     def __init__(self, split: Mapping[str, nn.Module], homes: Mapping[nn.Module, int], rank: int) -> None:
         self._rank = rank
-        self._split = {name: each for name, each in split.items() if type(each) is nn.Sequential}
+        self._split = {name: module for name, module in split.items() if type(module) is nn.Sequential}
         self._homes = homes
         self._joined: dict[tuple[nn.Module, ...], nn.Sequential] = {}
         self._made: dict[nn.Module, tuple[tuple[object, ...], Forward | None]] = {}  # by state

@@ -65,11 +65,11 @@ def overlapping(tensors: Iterable[Tensor]) -> dict[int, int]:
         For the ``id`` of every tensor, that of a common representative of its group.
     """
     given = list(tensors)
-    one_of = {id(each): id(each) for each in given}
-    with_bytes = [each for each in given if has_storage(each) and each.numel()]
+    one_of = {id(tensor): id(tensor) for tensor in given}
+    with_bytes = [tensor for tensor in given if has_storage(tensor) and tensor.numel()]
     # Ordered by first byte, a tensor overlaps an earlier one only if it starts before the furthest end.
     end, group = (0, 0), 0
-    for (storage, first, last), number in sorted((_extent(each), id(each)) for each in with_bytes):
+    for (storage, first, last), number in sorted((_extent(tensor), id(tensor)) for tensor in with_bytes):
         if storage == end[0] and first < end[1]:
             last = max(last, end[1])
         else:

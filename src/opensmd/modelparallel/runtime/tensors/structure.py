@@ -48,14 +48,14 @@ def collect(structure: Any, found: list[Tensor]) -> None:
     if isinstance(structure, Tensor):
         found.append(structure)
     elif isinstance(structure, (tuple, list)):
-        for each in structure:  # most are tensors or plain values, and a call for each would cost time
-            if isinstance(each, Tensor):
-                found.append(each)
-            elif type(each) not in _VALUES:
-                collect(each, found)
+        for item in structure:  # most are tensors or plain values, and a call for each would cost time
+            if isinstance(item, Tensor):
+                found.append(item)
+            elif type(item) not in _VALUES:
+                collect(item, found)
     elif isinstance(structure, Mapping):
-        for each in structure.values():
-            collect(each, found)
+        for value in structure.values():
+            collect(value, found)
     elif isinstance(structure, slice):
         collect((structure.start, structure.stop, structure.step), found)
     elif is_dataclass(structure):
@@ -79,7 +79,9 @@ def memory_of(structure: Any) -> frozenset[int]:
     """Return the memory of the strided tensors in ``structure`` (``untyped_storage()._cdata``)."""
     tensors: list[Tensor] = []
     collect(structure, tensors)
-    return frozenset([each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided])
+    return frozenset(
+        [tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided]
+    )
 
 
 def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
@@ -89,12 +91,14 @@ def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(structure, Tensor):
         return next(tensors)
     if isinstance(structure, (tuple, list)):
-        return rebuild_sequence(structure, [substitute(each, tensors) for each in structure])
+        return rebuild_sequence(structure, [substitute(item, tensors) for item in structure])
     if isinstance(structure, Mapping):
-        return rebuild_mapping(structure, {key: substitute(each, tensors) for key, each in structure.items()})
+        return rebuild_mapping(
+            structure, {key: substitute(value, tensors) for key, value in structure.items()}
+        )
     if isinstance(structure, slice):
         return slice(
-            *(substitute(each, tensors) for each in (structure.start, structure.stop, structure.step))
+            *(substitute(item, tensors) for item in (structure.start, structure.stop, structure.step))
         )
     if is_dataclass(structure):
         made = copy.copy(structure)
@@ -119,11 +123,11 @@ def opaque_objects(structure: Any, found: list[Any]) -> None:
     if isinstance(structure, (Tensor, str, int, float, nn.Module)) or structure is None:
         return
     if isinstance(structure, (tuple, list)):
-        for each in structure:
-            opaque_objects(each, found)
+        for item in structure:
+            opaque_objects(item, found)
     elif isinstance(structure, Mapping):
-        for each in structure.values():
-            opaque_objects(each, found)
+        for value in structure.values():
+            opaque_objects(value, found)
     elif is_dataclass(structure):
         for field in dataclasses.fields(structure):
             opaque_objects(getattr(structure, field.name, None), found)
@@ -136,7 +140,7 @@ class _Dumper(pickle.Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors = tensors
         self.numbers: dict[int, int] = {id(tensor): number for number, tensor in enumerate(tensors)}
-        self.known: dict[int, int] = {id(each): -1 - number for number, each in enumerate(known)}
+        self.known: dict[int, int] = {id(value): -1 - number for number, value in enumerate(known)}
         self.refers = False
 
     def persistent_id(self, value: Any) -> int | None:

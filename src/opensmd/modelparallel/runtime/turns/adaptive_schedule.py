@@ -56,4 +56,6 @@ class AdaptiveSchedule:
     def step_has_ended(self, microbatches: int, record: Record) -> None:
         """Learn from a step's times."""
         self._split_choice.step_has_ended(microbatches, record)
-        self.patience.step_has_ended([each * 1e-9 for each in record.spent("backward").values()])
+        self.patience.step_has_ended(
+            [nanoseconds * 1e-9 for nanoseconds in record.spent("backward").values()]
+        )

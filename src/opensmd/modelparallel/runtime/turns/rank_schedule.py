@@ -102,7 +102,10 @@ class RankSchedule:
     @property
     def _goes_round(self) -> bool:
         """Whether tensors go from the last rank to the first."""
-        return any(each.source == self.partitions - 1 and each.target == 0 for each in self.plan.crossings)
+        return any(
+            crossing.source == self.partitions - 1 and crossing.target == 0
+            for crossing in self.plan.crossings
+        )
 
     def policy(self, microbatches: int, *, reduces: bool) -> Policy:
         """Return a step's policy; ``reduces``: replicas reduce gradients in its last backward."""

@@ -37,7 +37,7 @@ class Record:
     @property
     def stretches(self) -> list[Stretch]:
         """Return the finished stretches, in order."""
-        return [Stretch(*each) for each in self._ended]
+        return [Stretch(*fields) for fields in self._ended]
 
     @property
     def ended(self) -> Sequence[tuple[int, str, int, int]]:

@@ -11,5 +11,5 @@ __all__ = ["keep_checkpointing"]
 
 def keep_checkpointing(original: nn.Module, layers: nn.Sequential) -> None:
     """Checkpoint distributed layers if ``gradient_checkpointing_enable`` was called on the original."""
-    if any(getattr(each, "gradient_checkpointing", False) for each in original.modules()):
+    if any(getattr(module, "gradient_checkpointing", False) for module in original.modules()):
         set_activation_checkpointing(layers, pack_args_as_tuple=True)

@@ -19,6 +19,7 @@ from opensmd.modelparallel.tensor_parallel.huggingface.originals import (
     originals_in,
     parameters_of_original,
 )
+from opensmd.optim.param_groups import params_of
 
 __all__ = ["fitting_state", "original_state"]
 
@@ -41,7 +42,7 @@ class _Layout:
 
     def fits(self, given: Mapping[str, Any]) -> bool:
         """Whether a state dict has groups of these sizes, and tensors of these shapes."""
-        if [len(group["params"]) for group in given["param_groups"]] != [len(each) for each in self.groups]:
+        if [len(group["params"]) for group in given["param_groups"]] != [len(names) for names in self.groups]:
             return False
         return all(
             tensor.shape == self.shapes.get(name, tensor.shape)
@@ -122,14 +123,14 @@ def _both_layouts(module: nn.Module, groups: Sequence[Sequence[str]]) -> tuple[_
 def _sources(module: nn.Module) -> dict[str, list[str]]:
     """Return the original parameters that each parameter is made of; others map to their own names."""
     return {
-        place + name: [place + each for each in names]
+        place + name: [place + source for source in names]
         for place, original in originals_in(module).items()
         for name, (names, _) in original.here.items()
     }
 
 
 def _by_name(given: Mapping[str, Any], names: Sequence[str]) -> Entries:
-    stored = [number for group in given["param_groups"] for number in group["params"]]
+    stored = params_of(given["param_groups"])
     return {
         name: given["state"][number]
         for name, number in zip(names, stored, strict=True)
@@ -176,8 +177,10 @@ def _translated(
             )
         if having:
             translated[new] = {key: _own_copy(value) for key, value in entries[olds[0]].items()}
-    for key in dict.fromkeys(key for each in entries.values() for key in each):
-        tensors = {name: each[key] for name, each in entries.items() if _is_like_a_parameter(each.get(key))}
+    for key in dict.fromkeys(key for entry in entries.values() for key in entry):
+        tensors = {
+            name: entry[key] for name, entry in entries.items() if _is_like_a_parameter(entry.get(key))
+        }
         for name, tensor in translate(module, tensors).items():
             translated[name][key] = tensor
     return translated

@@ -77,9 +77,9 @@ def note_original(made: nn.Module, original: Original) -> None:
 def originals_in(module: nn.Module) -> dict[str, Original]:
     """Return what distributed modules have stored, by the prefix of their parameters' names."""
     return {
-        f"{name}." if name else "": each.__dict__[_ORIGINAL]
-        for name, each in module.named_modules()
-        if _ORIGINAL in each.__dict__
+        f"{name}." if name else "": submodule.__dict__[_ORIGINAL]
+        for name, submodule in module.named_modules()
+        if _ORIGINAL in submodule.__dict__
     }
 
 

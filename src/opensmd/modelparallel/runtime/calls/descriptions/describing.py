@@ -51,9 +51,9 @@ class ResultParts:
             return cls("tensor", [result])
         if result is None:
             return cls("none", [])
-        if type(result) in (tuple, list) and all(isinstance(each, Tensor) for each in result):
+        if type(result) in (tuple, list) and all(isinstance(item, Tensor) for item in result):
             alone = len(set(map(id, result))) == len(result)
-            given = type(result) is list and any(each is result for each in containers())
+            given = type(result) is list and any(container is result for container in containers())
             if alone and not given:  # otherwise the others must know which are equal
                 return cls(type(result).__name__, list(result))
         # The rest is rare: dicts, dataclasses, repeated tensors.
@@ -156,7 +156,7 @@ def describe(
             by_memory.setdefault(argument.untyped_storage()._cdata, number)
     return Description(
         form=parts.form,
-        tensors=tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in parts.tensors),
+        tensors=tuple(_describe_tensor(tensor, arguments, by_memory, foreign) for tensor in parts.tensors),
         changed=tuple(
             Change(
                 number,
@@ -179,7 +179,7 @@ def describe(
         else LeftDescription(
             left.pickled,
             left.contents,
-            tuple(_describe_tensor(each, arguments, by_memory, foreign) for each in left.tensors),
+            tuple(_describe_tensor(tensor, arguments, by_memory, foreign) for tensor in left.tensors),
         ),
     )
 
@@ -222,8 +222,8 @@ def check_result(description: Description, parts: ResultParts, what: str) -> Non
         described.fits(tensor) for described, tensor in zip(description.tensors, parts.tensors, strict=True)
     ):
         return
-    expected = [(each.shape, each.dtype, each.requires_grad) for each in description.tensors]
-    found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in parts.tensors]
+    expected = [(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in description.tensors]
+    found = [(tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in parts.tensors]
     raise SMPError(
         f"{what} returned {found} for arguments for which it returned {expected} before (shape, dtype, "
         "requires_grad). The other pipeline ranks cannot know which: its result must depend on the "
