@@ -87,9 +87,9 @@ def __getattr__(name: str) -> Any:
     """Load a name of the interface from its module."""
     if name not in _FOUND_IN:
         raise AttributeError(f"module 'opensmd' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_FOUND_IN[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(_FOUND_IN[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

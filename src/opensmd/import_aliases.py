@@ -64,12 +64,12 @@ class AliasFinder(MetaPathFinder):
 
 
 def _spec(fullname: str, aliased: str) -> ModuleSpec | None:
-    found = find_spec(aliased)
-    if found is None or found.loader is None:
+    original = find_spec(aliased)
+    if original is None or original.loader is None:
         return None
-    spec = ModuleSpec(fullname, AliasLoader(found), origin=found.origin)
-    spec.has_location = found.has_location
-    spec.submodule_search_locations = found.submodule_search_locations
+    spec = ModuleSpec(fullname, AliasLoader(original), origin=original.origin)
+    spec.has_location = original.has_location
+    spec.submodule_search_locations = original.submodule_search_locations
     return spec
 
 

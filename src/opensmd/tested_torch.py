@@ -24,8 +24,8 @@ REQUIREMENT = f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 
 def is_tested(version: str) -> bool:
     """Whether the minor version of ``version``, as ``torch.__version__`` gives it, is a tested one."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and OLDEST <= (int(found[1]), int(found[2])) <= NEWEST
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return match is not None and OLDEST <= (int(match[1]), int(match[2])) <= NEWEST
 
 
 @cache

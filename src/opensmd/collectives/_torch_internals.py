@@ -85,22 +85,22 @@ def gloo_group(store: Any, rank: int, size: int, options: Any) -> Any:
         options: of :func:`gloo_options`.
     """
     before = _sockets()
-    made = dist.ProcessGroupGloo(store, rank, size, options)
+    group = dist.ProcessGroupGloo(store, rank, size, options)
     for number in _sockets() - before:  # which other programs in or from this process would keep open
         with contextlib.suppress(OSError):  # of another thread, and closed meanwhile
             os.set_inheritable(number, False)
-    return made
+    return group
 
 
 def _sockets() -> set[int]:
     """Return this process's descriptors of sockets; nothing where the system does not list them."""
-    found = set()
+    descriptors = set()
     with contextlib.suppress(OSError):
         for path in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(path.stat().st_mode):
-                    found.add(int(path.name))
-    return found
+                    descriptors.add(int(path.name))
+    return descriptors
 
 
 def connections_of(gloo: Any) -> int:
@@ -111,9 +111,9 @@ def connections_of(gloo: Any) -> int:
 def _gloo_devices(one_network: bool) -> list[Any]:
     """Create one device per interface that the user has named, as torch does, or else one."""
     gloo: Any = dist.ProcessGroupGloo
-    named = os.environ.get("GLOO_SOCKET_IFNAME")
-    if named:
-        return [gloo.create_device(interface=name) for name in named.split(",")]
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interfaces:
+        return [gloo.create_device(interface=name) for name in interfaces.split(",")]
     return [gloo.create_device(hostname=LOOPBACK) if one_network else gloo.create_default_device()]
 
 
@@ -178,17 +178,17 @@ def shared_group(group: dist.ProcessGroup | None) -> core.Group:
             f"no shared memory serves this process group: its CPU backend is {backend.name()!r}. Give a "
             "group of the backend smddp whose ranks are all on one host"
         )
-    found: core.Group = backend.shared_group
-    return found
+    core_group: core.Group = backend.shared_group
+    return core_group
 
 
 def backends_of(group: dist.ProcessGroup) -> dict[str, Any]:
     """Return a group's backends by type of device, without torch's debugging wrappers."""
-    found = {}
+    backends = {}
     for device in group._device_types:
         backend: Any = group._get_backend(device)
-        found[device.type] = getattr(backend, "wrapped_pg", backend)
-    return found
+        backends[device.type] = getattr(backend, "wrapped_pg", backend)
+    return backends
 
 
 def when_groups_are_made(act: Callable[[dist.ProcessGroup, list[int]], object]) -> None:
@@ -197,12 +197,12 @@ def when_groups_are_made(act: Callable[[dist.ProcessGroup, list[int]], object]) 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(*args: Any, **options: Any) -> Any:
-            made = original(*args, **options)
-            group = made[0] if isinstance(made, tuple) else made
+            result = original(*args, **options)
+            group = result[0] if isinstance(result, tuple) else result
             if isinstance(group, dist.ProcessGroup):
-                given = inspect.signature(original).bind(*args, **options).arguments
-                act(group, _ranks_of(group, given.get("global_ranks_in_group")))
-            return made
+                arguments = inspect.signature(original).bind(*args, **options).arguments
+                act(group, _ranks_of(group, arguments.get("global_ranks_in_group")))
+            return result
 
         return make
 

@@ -132,8 +132,8 @@ def _on_one_host(ranks: Sequence[int], claims: Sequence[Claim]) -> dict[int, Loc
     size = len(ranks)
     numbers: dict[int, int] = {}  # by local rank
     for index, rank in enumerate(ranks):
-        given = claims[rank].local_rank
-        number = index if given is None else given
+        claimed = claims[rank].local_rank
+        number = index if claimed is None else claimed
         if claims[rank].contradicts(size):
             raise ValueError(_contradiction(rank, ranks, claims))
         if number in numbers:
@@ -147,18 +147,18 @@ def _on_one_host(ranks: Sequence[int], claims: Sequence[Claim]) -> dict[int, Loc
 
 def _contradiction(rank: int, ranks: Sequence[int], claims: Sequence[Claim]) -> str:
     claim = claims[rank]
-    said = [
+    claimed = [
         f"{name}={value}"
         for name, value in (("LOCAL_RANK", claim.local_rank), ("LOCAL_WORLD_SIZE", claim.local_size))
         if value is not None
     ]
-    given = {other: claims[other].local_rank for other in ranks}
+    local_ranks = {other: claims[other].local_rank for other in ranks}
     others = ", ".join(
         f"rank {other} ({'no LOCAL_RANK' if number is None else f'LOCAL_RANK={number}'})"
-        for other, number in given.items()
+        for other, number in local_ranks.items()
     )
     return (
-        f"the environment of rank {rank} says {' and '.join(said)}, but when the ranks met, its host "
+        f"the environment of rank {rank} says {' and '.join(claimed)}, but when the ranks met, its host "
         f"{claim.hostname!r} had {len(ranks)} of them: {others}. Unset LOCAL_RANK and LOCAL_WORLD_SIZE, or "
         "correct them. Containers of one machine count as one host if they share its process ids and IPC, or "
         "if OPENSMD_HOST_ID is the same in them."

@@ -57,22 +57,22 @@ def members(group: dist.ProcessGroup | None = None) -> list[MemberState]:
         RuntimeError: the group is not served by shared memory.
     """
     shared = _torch_internals.shared_group(group)
-    found = []
+    states = []
     for rank in range(shared.size()):
         status = shared.status(rank)
         last = status["last"]["description"] if status["entered"] else ""
-        found.append(MemberState(rank, status["state"], status["entered"], status["completed"], last))
-    return found
+        states.append(MemberState(rank, status["state"], status["entered"], status["completed"], last))
+    return states
 
 
-def find_stall(found: Sequence[MemberState]) -> Stall | None:
+def find_stall(states: Sequence[MemberState]) -> Stall | None:
     """Return the collective in which ranks wait for others, if any; pure."""
-    inside = [member for member in found if member.entered > member.completed]
+    inside = [member for member in states if member.entered > member.completed]
     if not inside:
         return None
     sequence = min(member.entered for member in inside)
     waiting = [member for member in inside if member.entered == sequence]
-    missing = tuple(member for member in found if member.entered < sequence)
+    missing = tuple(member for member in states if member.entered < sequence)
     if not missing:
         return None
     return Stall(sequence, waiting[0].last, tuple(member.rank for member in waiting), missing)
@@ -80,9 +80,9 @@ def find_stall(found: Sequence[MemberState]) -> Stall | None:
 
 def stall_report(group: dist.ProcessGroup | None = None) -> str:
     """Return a readable report: where every rank is and, if ranks wait for others, for whom and in what."""
-    found = members(group)
-    lines = [_line(member) for member in found]
-    stall = find_stall(found)
+    states = members(group)
+    lines = [_line(member) for member in states]
+    stall = find_stall(states)
     if stall is None:
         return "\n".join([*lines, "No rank waits in a collective that another has not entered."])
     who = ", ".join(f"rank {member.rank} ({member.state})" for member in stall.missing)
@@ -99,13 +99,13 @@ def missing_from(group: dist.ProcessGroup) -> str:
     If nobody waits in a collective, it names ranks whose process is not running.
     """
     try:
-        found = members(group)
+        states = members(group)
     except RuntimeError:  # no shared memory
         return ""
-    stall = find_stall(found)
+    stall = find_stall(states)
     if stall is not None:
         return f"; not arrived at {stall.operation}: {_named(group, stall.missing)}"
-    still = [member for member in found if member.state in _STILL]
+    still = [member for member in states if member.state in _STILL]
     return f"; {_named(group, still)} does not work" if still else ""
 
 

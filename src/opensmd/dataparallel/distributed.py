@@ -202,11 +202,11 @@ def _deprecated(name: str, replacement: str | None = None, *, stacklevel: int = 
     warn_deprecated(f"{_PATH}.{name}", replacement or f"torch.distributed.{name}", stacklevel=stacklevel)
 
 
-def _before(name: str, given: object) -> None:
+def _before(name: str, group: object) -> None:
     """Do the checks that every call on the group starts with."""
     _deprecated(name, stacklevel=5)
     require_initialized(name)
-    check_group(given)
+    check_group(group)
 
 
 def _listed(sizes: Sequence[int] | None) -> list[int] | None:

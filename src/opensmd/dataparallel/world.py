@@ -48,17 +48,17 @@ class group:
     WORLD = _World()
 
 
-def check_group(given: object, parameter: str = "group") -> None:
+def check_group(candidate: object, parameter: str = "group") -> None:
     """Accept ``group.WORLD`` (also torch's) and refuse everything else.
 
     Raises:
         SMDDPGroupError: another group was given.
     """
-    if given is group.WORLD or (dist.is_initialized() and given is dist.group.WORLD):
+    if candidate is group.WORLD or (dist.is_initialized() and candidate is dist.group.WORLD):
         return
     raise SMDDPGroupError(
-        f"{parameter}={given!r}: this interface knows only group.WORLD, all ranks of the job. For a part of "
-        "the ranks use torch.distributed: make the group with torch.distributed.new_group and give it to "
+        f"{parameter}={candidate!r}: this interface knows only group.WORLD, all ranks of the job. For a part "
+        "of the ranks use torch.distributed: make the group with torch.distributed.new_group and give it to "
         "torch.distributed's functions."
     )
 
@@ -84,8 +84,8 @@ def torch_op(op: ReduceOp | None) -> dist.ReduceOp.RedOpType:
     if not isinstance(op, ReduceOp):
         names = ", ".join(f"ReduceOp.{operation.name}" for operation in ReduceOp)
         raise TypeError(f"op={op!r}: expected one of {names} of smdistributed.dataparallel.torch.distributed")
-    found: dist.ReduceOp.RedOpType = getattr(dist.ReduceOp, op.value)
-    return found
+    reduction: dist.ReduceOp.RedOpType = getattr(dist.ReduceOp, op.value)
+    return reduction
 
 
 def local_rank() -> int:

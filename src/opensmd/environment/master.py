@@ -43,15 +43,15 @@ _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_J
 
 def ancestors(pid: int | str = "self") -> list[tuple[int, str]]:
     """Return the process id and command name of every ancestor, parent first, as far as /proc shows them."""
-    found: list[tuple[int, str]] = []
+    processes: list[tuple[int, str]] = []
     while True:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
             parent = int(stat.rpartition(")")[2].split()[1])
             name = Path(f"/proc/{parent}/comm").read_text().strip()
         except (OSError, ValueError, IndexError):
-            return found
-        found.append((parent, name))
+            return processes
+        processes.append((parent, name))
         pid = parent
 
 

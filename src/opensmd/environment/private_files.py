@@ -73,10 +73,10 @@ def _others_write(status: os.stat_result) -> bool:
 def _is_own_group(user: int, group: int) -> bool:
     """Whether it is a user's private group, as on many systems: with the user's name and no other member."""
     try:
-        named, owner = grp.getgrgid(group), pwd.getpwuid(user)
+        group_entry, user_entry = grp.getgrgid(group), pwd.getpwuid(user)
     except KeyError:
         return False
-    return named.gr_name == owner.pw_name and set(named.gr_mem) <= {owner.pw_name}
+    return group_entry.gr_name == user_entry.pw_name and set(group_entry.gr_mem) <= {user_entry.pw_name}
 
 
 def _user(number: int) -> str:

@@ -74,7 +74,7 @@ def hyperparameters(args: Sequence[str]) -> dict[str, JSON]:
     Dashes become underscores; values are parsed as JSON if possible. Unreadable model-parallel parameters are
     left out: the script gets the arguments, too, and ``smp.init`` says what is wrong.
     """
-    found: dict[str, JSON] = {}
+    parameters: dict[str, JSON] = {}
     rest = list(args)
     while rest:
         word = rest.pop(0)
@@ -87,11 +87,11 @@ def hyperparameters(args: Sequence[str]) -> dict[str, JSON]:
             value = "true"
         key = name.replace("-", "_")
         if key != "mp_parameters":
-            found[key] = _value(value)
+            parameters[key] = _value(value)
             continue
         with contextlib.suppress(ValueError):
-            found[key] = parse_mp_parameters(value)
-    return found
+            parameters[key] = parse_mp_parameters(value)
+    return parameters
 
 
 def parse_mp_parameters(text: str) -> dict[str, JSON]:
@@ -123,12 +123,12 @@ def json_object(text: str, source: str) -> dict[str, JSON]:
         ValueError: it is not JSON, or not an object.
     """
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{source}={text!r} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"{source}={text!r}: expected a JSON object of parameters")
-    return found
+    return value
 
 
 def _paths(job: Job) -> dict[str, str]:

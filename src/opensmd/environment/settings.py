@@ -148,7 +148,7 @@ def _bytes(env: Mapping[str, str], name: str) -> int | None:
 
 def _speeds(env: Mapping[str, str], name: str) -> dict[str, float]:
     """Parse ``link=10,delay=20``."""
-    found = {}
+    speeds = {}
     for part in filter(None, env.get(name, "").replace(" ", "").split(",")):
         key, _, text = part.partition("=")
         try:
@@ -162,5 +162,5 @@ def _speeds(env: Mapping[str, str], name: str) -> dict[str, float]:
                 f"{name}={env[name]!r}: expected some of link=GBIT, delay=US, memory=GB, sockets=GB and "
                 "message=US with positive numbers, for example link=10,delay=20"
             )
-        found[key] = value * _SPEEDS[key]
-    return found
+        speeds[key] = value * _SPEEDS[key]
+    return speeds

@@ -99,35 +99,35 @@ def fill(environ: MutableMapping[str, str] | None = None) -> Launch | None:
 
 def plan(environ: Mapping[str, str], parents: Sequence[tuple[int, str]], own_pid: int) -> Filling:
     """Return what a process with this environment, these ancestors and this id needs; pure."""
-    given = _as_launched(environ)
-    launch = detect(given)
-    address = master_address(launch, given)
-    variables = _own_place(launch, given)
-    if launch is not None and not launch.on_one_host and (address or given.get("MASTER_ADDR")):
-        variables["SMDATAPARALLEL_SERVER_ADDR"] = given.get("MASTER_ADDR") or str(address)
+    as_launched = _as_launched(environ)
+    launch = detect(as_launched)
+    address = master_address(launch, as_launched)
+    variables = _own_place(launch, as_launched)
+    if launch is not None and not launch.on_one_host and (address or as_launched.get("MASTER_ADDR")):
+        variables["SMDATAPARALLEL_SERVER_ADDR"] = as_launched.get("MASTER_ADDR") or str(address)
         variables["SMDATAPARALLEL_SERVER_PORT"] = SERVER_PORT
     if address is not None:
         variables["MASTER_ADDR"] = address
-        variables["MASTER_PORT"] = str(master_port(launch, given, parents, own_pid))
+        variables["MASTER_PORT"] = str(master_port(launch, as_launched, parents, own_pid))
         return Filling(launch, variables, [])
-    if "MASTER_ADDR" in given:
+    if "MASTER_ADDR" in as_launched:
         variables["MASTER_PORT"] = str(TORCH_PORT)
         return Filling(launch, variables, [])
     return Filling(launch, variables, _problems_without_master(launch))
 
 
-def _own_place(launch: Launch | None, given: Mapping[str, str]) -> dict[str, str]:
+def _own_place(launch: Launch | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that tell a script its place, unless they contradict given ones."""
     variables = rank_variables(launch or Launch("none", 0, 1, 0, 1))
     if launch is not None:
-        if launch.local_rank is None and given.get("MASTER_ADDR") in (*LOOPBACK_NAMES, "::1"):
+        if launch.local_rank is None and environ.get("MASTER_ADDR") in (*LOOPBACK_NAMES, "::1"):
             # The ranks may be on several hosts, but this is rank 0's host.
             variables["LOCAL_RANK"] = variables["SMDATAPARALLEL_LOCAL_RANK"] = str(launch.rank)
         return variables
-    if any(given.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
+    if any(environ.get(name, variables[name]) != variables[name] for name in _GROUP[:2]):
         # An incomplete place: torch says which variable is missing, instead of waiting as rank 0 for rank 1.
         variables = {name: variable for name, variable in variables.items() if name not in _GROUP}
-    if not any(name in given for name in _CONTAINER):
+    if not any(name in environ for name in _CONTAINER):
         variables.pop("LOCAL_RANK")
     return variables
 

@@ -77,14 +77,14 @@ def chosen_by_user(environ: Mapping[str, str]) -> str | None:
 
 def read_siblings(cpus: Iterable[int], root: str = "/sys/devices/system/cpu") -> dict[int, tuple[int, ...]]:
     """Return the hardware threads of each cpu's core from the kernel; a cpu unknown to it is alone."""
-    found = {}
+    siblings = {}
     for cpu in cpus:
         try:
             text = (Path(root) / f"cpu{cpu}/topology/thread_siblings_list").read_text()
         except OSError:
             continue
-        found[cpu] = parse_list(text)
-    return found
+        siblings[cpu] = parse_list(text)
+    return siblings
 
 
 def parse_list(text: str) -> tuple[int, ...]:

@@ -68,10 +68,10 @@ class Options:
         count = ranks or default_ranks(rest["device"])
         _check_replicas(rest["elastic_replicas"], count, rest["nnodes"])
         channels = {}
-        for given in channel:
-            name, equals, path = given.partition("=")
+        for pair in channel:
+            name, equals, path = pair.partition("=")
             if not equals:
-                raise ValueError(f"--channel {given!r}: expected NAME=PATH, for example training=data/train")
+                raise ValueError(f"--channel {pair!r}: expected NAME=PATH, for example training=data/train")
             channels[name] = Path(path)
         parameters = parse_mp_parameters(mp_parameters) if mp_parameters else {}
         return cls(ranks=count, channels=channels, mp_parameters=parameters, **rest)

@@ -70,10 +70,10 @@ def check_module(name: str) -> None:
             running it.
     """
     top = name.partition(".")[0]
-    found = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-    if name == f"{top}.py" and found is not None and found.submodule_search_locations is None:
+    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    if name == f"{top}.py" and spec is not None and spec.submodule_search_locations is None:
         raise ValueError(f"{name!r} is a file, and -m takes a module: write -m {top}, or leave -m out")
-    if found is None and top not in sys.builtin_module_names:
+    if spec is None and top not in sys.builtin_module_names:
         raise ValueError(f"there is no module {top!r} in {Path.cwd()} or among the installed ones")
 
 

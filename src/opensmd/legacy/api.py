@@ -299,9 +299,9 @@ def _register_stream(stream: object) -> None:
     )
 
 
-def _within(given: object) -> tuple[Session, Group]:
+def _within(group: object) -> tuple[Session, Group]:
     session = current_session()
-    return session, session.resolve(given)
+    return session, session.resolve(group)
 
 
 def _point_to_point(function: str, tensor: torch.Tensor, peer: int | None, role: str) -> Session:

@@ -36,13 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parser().error(
             "--no_python needs --use_env and excludes --module: only Python scripts take --local_rank"
         )
-    asked = _Asked()  # before the first process, which would outlive a launcher killed by a signal
+    request = _Asked()  # before the first process, which would outlive a launcher killed by a signal
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for local_rank in range(options.nproc_per_node):
             environment = environment_of(options, local_rank, os.environ)
             processes.append(subprocess.Popen(command_of(options, local_rank), env=environment))
-        return _wait(processes, options, asked)
+        return _wait(processes, options, request)
     finally:
         _end(processes)
 
@@ -90,11 +90,11 @@ def environment_of(
     return {**environment, **own}
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], options: argparse.Namespace, asked: _Asked) -> int:
+def _wait(processes: list[subprocess.Popen[bytes]], options: argparse.Namespace, request: _Asked) -> int:
     """Wait until all have succeeded, one has failed, or the launcher is asked to end."""
     while True:
-        if asked.by_signal is not None:
-            return 128 + asked.by_signal
+        if request.by_signal is not None:
+            return 128 + request.by_signal
         codes = [process.poll() for process in processes]
         for local_rank, code in enumerate(codes):
             if code:

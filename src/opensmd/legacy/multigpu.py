@@ -110,8 +110,8 @@ def all_gather_multigpu(
             output.copy_(part.view(output.shape))
 
 
-def _is_member(given: Group) -> bool:
-    return api.current_session().resolve(given).channel is not None
+def _is_member(group: Group) -> bool:
+    return api.current_session().resolve(group).channel is not None
 
 
 def _reduced(tensors: Sequence[torch.Tensor], op: reduce_op) -> torch.Tensor:

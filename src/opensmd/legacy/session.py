@@ -58,9 +58,9 @@ class Session:
                 f"new_group(ranks={members}): expected different ranks from 0 to {self.world_size - 1}, at "
                 "least one"
             )
-        made = Group(members, self.transport.channel(members))
-        self._groups.append(made)
-        return made
+        group = Group(members, self.transport.channel(members))
+        self._groups.append(group)
+        return group
 
     def resolve(self, given: object) -> Group:
         """The group meant by an argument: a handle, or its number, because handles once were numbers.

@@ -72,8 +72,8 @@ def is_reentrant_checkpoint(function: type) -> bool:
 def backward_of_node(context_class: type) -> Function:
     """Return what a user's function runs in backward, given the class of its ``ctx``."""
     function: Any = context_class._forward_cls  # type: ignore[attr-defined]
-    given: Function = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
-    return given
+    backward: Function = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
+    return backward
 
 
 def in_transform() -> bool:

@@ -121,14 +121,14 @@ def _over_replicas(kind: CommGroup, work: Callable[[], Result], name: str) -> Re
     return done
 
 
-def _group(given: object, name: str) -> CommGroup:
+def _group(group: object, name: str) -> CommGroup:
     state.require(name)
-    if not isinstance(given, CommGroup):
+    if not isinstance(group, CommGroup):
         valid = ", ".join(f"smp.{kind.name}" for kind in CommGroup)
-        raise TypeError(f"{name}: group={given!r} is not a smp.CommGroup; expected one of {valid}")
-    if state.groups.size(given) > 1:
+        raise TypeError(f"{name}: group={group!r} is not a smp.CommGroup; expected one of {valid}")
+    if state.groups.size(group) > 1:
         _require_no_step(name)
-    return given
+    return group
 
 
 def _peer(rank: int, rank_type: object, name: str) -> int:

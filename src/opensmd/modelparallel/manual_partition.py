@@ -90,11 +90,11 @@ def fixed_places(module: nn.Module) -> dict[str, int]:
     return places
 
 
-def _nearest(name: str, given: dict[str, int]) -> int | None:
+def _nearest(name: str, stages: dict[str, int]) -> int | None:
     """Return the place of the module itself or of its nearest parent that has one."""
     while True:
-        if name in given:
-            return given[name]
+        if name in stages:
+            return stages[name]
         if not name:
             return None
         name = name.rpartition(".")[0]

@@ -57,9 +57,7 @@ def split_arguments(
     ]
     keyword = {name: pieces(name, value) for name, value in kwargs.items()}
     of_each = zip(*positional, strict=True) if positional else [()] * microbatches
-    return [
-        (given, {name: pieces[mb] for name, pieces in keyword.items()}) for mb, given in enumerate(of_each)
-    ]
+    return [(own, {name: pieces[mb] for name, pieces in keyword.items()}) for mb, own in enumerate(of_each)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,10 +182,10 @@ def _dataclass_pieces(value: Any, axis: int, count: int, where: str) -> list[Any
         field.name: _pieces(getattr(value, field.name), axis, count, f"{where}.{field.name}")
         for field in dataclasses.fields(value)
     }
-    made = []
+    copies = []
     for mb in range(count):
         piece = copy.copy(value)
         for name, pieces in fields.items():
             object.__setattr__(piece, name, pieces[mb])
-        made.append(piece)
-    return made
+        copies.append(piece)
+    return copies

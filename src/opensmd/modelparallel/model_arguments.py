@@ -42,11 +42,11 @@ def require_model(module: object) -> None:
 
 def require_data(module: nn.Module) -> None:
     """Raise if parameters or buffers have no values and will not get any."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    empty = [name for name, tensor in named if not isinstance(tensor, DelayedParameter) and tensor.is_meta]
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    empty = [name for name, tensor in tensors if not isinstance(tensor, DelayedParameter) and tensor.is_meta]
     if empty:
         raise ValueError(
-            f"smp.DistributedModel: {len(empty)} of {len(named)} parameters and buffers are on the meta "
+            f"smp.DistributedModel: {len(empty)} of {len(tensors)} parameters and buffers are on the meta "
             f"device and have no values, such as {empty[0]!r}. Give them values before the first call of a "
             "smp.step function (load the model without offloading, or call to_empty and initialize it), or "
             "make the model in smp.delay_param_initialization, with which each rank makes those of its "

@@ -157,11 +157,11 @@ class _Methods(PrecisionAttributes):
         if is_partial(state_dict) or self._smp_layout is not None:
             meet_for("optimizer.load_state_dict()")
         before_writing()
-        given = self._smp_fitting(state_dict)
-        _, given = split_masters(given)
+        saved = self._smp_fitting(state_dict)
+        _, saved = split_masters(saved)
         if self._smp_layout is not None:
-            given = self._smp_localised(given, self._smp_layout)
-        super().load_state_dict(given)  # type: ignore[misc]
+            saved = self._smp_localised(saved, self._smp_layout)
+        super().load_state_dict(saved)  # type: ignore[misc]
         lay_out_state(self.state)
 
     def _smp_fitting(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,24 +170,24 @@ class _Methods(PrecisionAttributes):
             raise TypeError(
                 f"optimizer.load_state_dict: expected a state dict, got {type(state_dict).__name__}"
             )
-        given = {name: each for name, each in state_dict.items() if name not in (FLAT, COUNT)}
-        if is_partial(given):
-            given = merged_parts(given)
-        given.pop(PARTIAL, None)
-        given.pop(SLICES, None)
-        require_optimizer_state(given)
+        saved = {name: value for name, value in state_dict.items() if name not in (FLAT, COUNT)}
+        if is_partial(saved):
+            saved = merged_parts(saved)
+        saved.pop(PARTIAL, None)
+        saved.pop(SLICES, None)
+        require_optimizer_state(saved)
         if state.model is not None:
-            given = fitting_state(state.model.get_module(), given, self._smp_names_of_groups())
-        require_same_groups(self._smp_group_sizes(), given)
-        require_same_kind(self, given)  # type: ignore[arg-type]
+            saved = fitting_state(state.model.get_module(), saved, self._smp_names_of_groups())
+        require_same_groups(self._smp_group_sizes(), saved)
+        require_same_kind(self, saved)  # type: ignore[arg-type]
         if state.model is not None and state.cfg.tensor_parallel_degree > 1:
             parameters = params_of(self.param_groups)
-            given["state"] = sliced_entries(
-                given, self._smp_names(), state.model.shards, self._smp_layout, parameters
+            saved["state"] = sliced_entries(
+                saved, self._smp_names(), state.model.shards, self._smp_layout, parameters
             )
         if has_parameters_shapes(self):  # type: ignore[arg-type]
-            require_same_shapes(self._smp_shapes(), given)
-        return given
+            require_same_shapes(self._smp_shapes(), saved)
+        return saved
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients as in torch, but between steps.
@@ -273,9 +273,9 @@ class _Methods(PrecisionAttributes):
         """Return the plain state dict of this rank's parameters, under the whole optimizer's numbers."""
         return layout.renumbered(self._smp_plain_state_dict(), self.param_groups)
 
-    def _smp_localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    def _smp_localised(self, saved: dict[str, Any], layout: Layout) -> dict[str, Any]:
         """Return this rank's part of a full state dict, under the numbers of its own parameters."""
-        return layout.localised(given, self.param_groups)
+        return layout.localised(saved, self.param_groups)
 
     def _smp_group_sizes(self) -> list[int]:
         if self._smp_layout is None:

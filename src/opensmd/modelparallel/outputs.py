@@ -111,11 +111,11 @@ def _has_structure(value: Any) -> bool:
     return isinstance(value, (Tensor, Mapping, list, tuple))
 
 
-def _require_equal(found: list[Any], where: str, what: str) -> None:
-    for microbatch, value in enumerate(found):
-        if value != found[0]:
+def _require_equal(values: list[Any], where: str, what: str) -> None:
+    for microbatch, value in enumerate(values):
+        if value != values[0]:
             raise ValueError(
-                f"{where} differs between microbatches: {what} {found[0]!r} in microbatch 0, {value!r} in "
+                f"{where} differs between microbatches: {what} {values[0]!r} in microbatch 0, {value!r} in "
                 f"microbatch {microbatch}; return the same from each"
             )
 
@@ -124,10 +124,10 @@ def rebuild_mapping(like: Any, items: Mapping[Any, Any]) -> Any:
     """Return a mapping of the class of ``like`` with other values."""
     if type(like) is dict:
         return dict(items)
-    made = copy.copy(like)
+    rebuilt = copy.copy(like)
     for key, value in items.items():
-        made[key] = value
-    return made
+        rebuilt[key] = value
+    return rebuilt
 
 
 def rebuild_sequence(like: Any, items: list[Any]) -> Any:

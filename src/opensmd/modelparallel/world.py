@@ -170,20 +170,20 @@ def get_rdp_process_group() -> dist.ProcessGroup:
     return _process_group(CommGroup.RDP_GROUP, "smp.get_rdp_process_group")
 
 
-def _rank(kind: CommGroup, asked: str) -> int:
-    return state.require(asked).groups.rank_in(kind)
+def _rank(kind: CommGroup, call: str) -> int:
+    return state.require(call).groups.rank_in(kind)
 
 
-def _size(kind: CommGroup, asked: str) -> int:
-    return state.require(asked).groups.size(kind)
+def _size(kind: CommGroup, call: str) -> int:
+    return state.require(call).groups.size(kind)
 
 
-def _members(kind: CommGroup, asked: str) -> list[int]:
-    return list(state.require(asked).groups.members(kind))
+def _members(kind: CommGroup, call: str) -> list[int]:
+    return list(state.require(call).groups.members(kind))
 
 
-def _process_group(kind: CommGroup, asked: str) -> dist.ProcessGroup:
-    return state.require(asked).groups[kind]
+def _process_group(kind: CommGroup, call: str) -> dist.ProcessGroup:
+    return state.require(call).groups[kind]
 
 
 def rank_message(message: object) -> str:

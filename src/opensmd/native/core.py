@@ -20,6 +20,6 @@ def __getattr__(name: str) -> Any:
     """
     if name.startswith("__"):  # the import system and inspect look up optional names
         raise AttributeError(name)
-    found = getattr(load(), name)
-    globals()[name] = found
-    return found
+    value = getattr(load(), name)
+    globals()[name] = value
+    return value

@@ -83,8 +83,8 @@ def compile_flags(unit: CompilationUnit) -> list[str]:
     flags = [*FLAGS, *(OPTIMIZE_CORE if unit.core else OPTIMIZE_ADAPTER), f"-I{SOURCES}"]
     if not unit.core:
         include = Path(torch.__file__).parent / "include"
-        found = [include, include / "torch/csrc/api/include", python_include()]
-        flags += [f"-isystem{path}" for path in found]
+        folders = [include, include / "torch/csrc/api/include", python_include()]
+        flags += [f"-isystem{path}" for path in folders]
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     return [*flags, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-DTORCH_EXTENSION_NAME={MODULE}"]
 

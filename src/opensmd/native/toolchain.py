@@ -27,14 +27,14 @@ class Toolchain:
         return "\0".join([self.version, *self.command[1:]])
 
 
-def find_compiler(asked: str | None) -> Toolchain | None:
+def find_compiler(command: str | None) -> Toolchain | None:
     """Return the compiler in ``CXX`` (words as in a shell), or the first on PATH; None if there is none.
 
     Raises:
         BuildError: ``CXX`` is not a compiler.
     """
-    if asked is not None:
-        return _asked(asked)
+    if command is not None:
+        return _asked(command)
     for name in NAMES:
         path = shutil.which(name)
         version = _version((path,)) if path is not None else None

@@ -59,7 +59,7 @@ def differences(hosts: Mapping[str, HostClock]) -> dict[str, int]:
 
 
 def _passages(ranks: Iterable[Sequence[Span]]) -> dict[str, _Passage]:
-    found: dict[str, _Passage] = {}
+    passages: dict[str, _Passage] = {}
     for spans in ranks:
         for span in spans:
             if span.track != COLLECTIVES or span.name not in TOGETHER or not span.call:
@@ -68,10 +68,10 @@ def _passages(ranks: Iterable[Sequence[Span]]) -> dict[str, _Passage]:
                 continue
             if span.call.rpartition("/")[0].endswith("/cuda"):  # starts when it is queued, and ends with that
                 continue
-            one = found.setdefault(span.call, _Passage(span.start_ns, span.end_ns))
+            one = passages.setdefault(span.call, _Passage(span.start_ns, span.end_ns))
             one.last_start = max(one.last_start, span.start_ns)
             one.first_end = min(one.first_end, span.end_ns)
-    return found
+    return passages
 
 
 def _within(wall: int, ours: Mapping[str, _Passage], theirs: Mapping[str, _Passage]) -> int:

@@ -38,19 +38,19 @@ def read_timeline(folder: Path) -> Timeline:
     for file in files:
         hosts.setdefault(file.machine, HostClock(file.wall_ns)).ranks[file.rank] = file.spans
     apart = differences(hosts) if hosts else {}
-    found = Timeline()
+    timeline = Timeline()
     for host, clock in hosts.items():
-        found.update({rank: _moved(spans, apart[host]) for rank, spans in clock.ranks.items()})
-    if not any(found.values()):
+        timeline.update({rank: _moved(spans, apart[host]) for rank, spans in clock.ranks.items()})
+    if not any(timeline.values()):
         raise ValueError(
             f"no rank has left events in {folder}. Collectives are recorded from the first process group on, "
             "microbatches where a model is split."
         )
-    first = min(span.start_ns for spans in found.values() for span in spans)
-    for rank in sorted(found):
-        found[rank] = sorted(_moved(found.pop(rank), -first), key=lambda span: span.start_ns)
-    found.cut = [file.rank for file in files if file.cut]
-    return found
+    first = min(span.start_ns for spans in timeline.values() for span in spans)
+    for rank in sorted(timeline):
+        timeline[rank] = sorted(_moved(timeline.pop(rank), -first), key=lambda span: span.start_ns)
+    timeline.cut = [file.rank for file in files if file.cut]
+    return timeline
 
 
 def _moved(spans: Sequence[Span], by: int) -> list[Span]:

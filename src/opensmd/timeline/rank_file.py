@@ -40,22 +40,22 @@ def read_rank_file(path: Path) -> RankFile:
     Raises:
         ValueError: it is something else.
     """
-    found = None
+    rank_file = None
     reader = _Reader()
     try:
         for words, data in frames(path.read_bytes()):
-            if found is None:
+            if rank_file is None:
                 _, rank, machine, wall = words
-                found = RankFile(int(rank), machine, int(wall))
+                rank_file = RankFile(int(rank), machine, int(wall))
             elif words == ["cut"]:
-                found.cut = True
+                rank_file.cut = True
             else:
-                found.spans += reader.spans(words, data)
-        if found is None:
+                rank_file.spans += reader.spans(words, data)
+        if rank_file is None:
             raise ValueError("it does not begin as one")
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is not a rank's part of a timeline: {error}") from error
-    return found
+    return rank_file
 
 
 @dataclass(frozen=True)

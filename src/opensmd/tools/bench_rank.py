@@ -51,8 +51,8 @@ def main() -> None:
         for result in measure(name, size, work["seconds"], groups)
     ]
     if dist.get_rank() == 0:
-        found = {"ranks": dist.get_world_size(), "results": [asdict(result) for result in results]}
-        print(json.dumps(found, indent=2) if work["json"] else "\n".join(as_lines(results)), flush=True)
+        report = {"ranks": dist.get_world_size(), "results": [asdict(result) for result in results]}
+        print(json.dumps(report, indent=2) if work["json"] else "\n".join(as_lines(results)), flush=True)
     dist.destroy_process_group()
     if any(result.wrong for result in results):
         raise SystemExit(1)
@@ -87,7 +87,7 @@ def measure(name: str, size: int, seconds: float, groups: dict[str, Group]) -> l
                 operation.call(buffers, group)
                 times[backend].append(time.perf_counter() - start)
     moved = buffers.count * 4 * operation.share(ranks)
-    medians = {backend: statistics.median(found) for backend, found in times.items()}
+    medians = {backend: statistics.median(seconds_of_calls) for backend, seconds_of_calls in times.items()}
     return [
         Result(name, buffers.count * 4, backend, median * 1e6, moved / median / 1e9, wrong[backend])
         for backend, median in medians.items()

@@ -177,7 +177,7 @@ def _show_plan(model: nn.Module, trace: ModelTrace, wanted: _Wanted, sharing: Sh
     from opensmd.modelparallel.report.table import plan_json
     from opensmd.tools.interpreter_memory import interpreter_bytes
 
-    made = partition(
+    plan = partition(
         trace,
         wanted.partitions,
         memory_weight=wanted.weight,
@@ -188,19 +188,19 @@ def _show_plan(model: nn.Module, trace: ModelTrace, wanted: _Wanted, sharing: Sh
     )
     interpreter = interpreter_bytes(model)
     if wanted.as_json:
-        click.echo(plan_json(made, sharing, interpreter=interpreter))
+        click.echo(plan_json(plan, sharing, interpreter=interpreter))
     else:
-        _print_tables(made, wanted, sharing, interpreter)
-    for note in made.notes:
+        _print_tables(plan, wanted, sharing, interpreter)
+    for note in plan.notes:
         click.echo(note, err=True)
 
 
-def _print_tables(made: Plan, wanted: _Wanted, sharing: Sharing, interpreter: int) -> None:
+def _print_tables(plan: Plan, wanted: _Wanted, sharing: Sharing, interpreter: int) -> None:
     from opensmd.modelparallel.report.table import plan_table, rank_table
 
     console = _console()
-    console.print(plan_table(made, microbatches=wanted.microbatches))
-    console.print(rank_table(made, sharing, interpreter=interpreter))
+    console.print(plan_table(plan, microbatches=wanted.microbatches))
+    console.print(rank_table(plan, sharing, interpreter=interpreter))
     partitions, tensor, replicas = wanted.partitions, wanted.tensor, wanted.replicas
     console.print(f"{wanted.ranks} ranks: {partitions} partitions x {tensor} x {replicas} replicas")
 
@@ -233,10 +233,10 @@ def _show_strategies(
         optimizer_bytes=wanted.optimizer_bytes,
         links=partial(wanted.links, ranks),
     )
-    found = strategies(trace, choices)[:SHOWN]
+    shown = strategies(trace, choices)[:SHOWN]
     if wanted.as_json:
-        click.echo(strategies_json(found))
+        click.echo(strategies_json(shown))
     else:
-        _console().print(strategy_table(found))
-    if found[0].rank_bytes > limit:
+        _console().print(strategy_table(shown))
+    if shown[0].rank_bytes > limit:
         click.echo(f"none fits into {memory} GiB per rank: the first needs the least", err=True)

@@ -81,16 +81,18 @@ def comm(
         raise click.UsageError(str(error)) from error
     if not bucket > 0:
         raise click.BadParameter("must be positive", param_hint="--bucket")
-    found = {
+    predictions = {
         cluster.hosts: {name: predict_buckets(name, cluster, nbytes, bucket * MIB) for name in ALGORITHMS}
         for cluster in clusters
     }
     if as_json:
-        rows = [{**asdict(cluster), "all_reduce": _as_json(found[cluster.hosts])} for cluster in clusters]
+        rows = [
+            {**asdict(cluster), "all_reduce": _as_json(predictions[cluster.hosts])} for cluster in clusters
+        ]
         click.echo(json.dumps({"gradient_bytes": nbytes, "clusters": rows}, indent=2))
         return
     title = f"{nbytes / MIB:,.1f} MiB of gradients, {ranks} ranks a host, {link:g} Gbit/s"
-    Console(width=None if sys.stdout.isatty() else 120).print(_table(title, found))
+    Console(width=None if sys.stdout.isatty() else 120).print(_table(title, predictions))
 
 
 def _gradient_bytes(target: str | None, mebibytes: float | None) -> float:
@@ -107,16 +109,16 @@ def _gradient_bytes(target: str | None, mebibytes: float | None) -> float:
     return 4.0 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _as_json(found: dict[str, Prediction]) -> dict[str, dict[str, float]]:
-    return {name: asdict(prediction) for name, prediction in found.items()}
+def _as_json(predictions: dict[str, Prediction]) -> dict[str, dict[str, float]]:
+    return {name: asdict(prediction) for name, prediction in predictions.items()}
 
 
-def _table(title: str, found: dict[int, dict[str, Prediction]]) -> Table:
+def _table(title: str, by_hosts: dict[int, dict[str, Prediction]]) -> Table:
     table = Table(title=title, caption="the fastest that loses nothing is marked *")
     table.add_column("hosts", justify="right")
     for name in ALGORITHMS:
         table.add_column(name, justify="right")
-    for hosts, predictions in found.items():
+    for hosts, predictions in by_hosts.items():
         best = min(
             (name for name in predictions if "," not in name), key=lambda name: predictions[name].seconds
         )

@@ -81,11 +81,11 @@ class CompressionState:
         parameters = dict(model.named_parameters())
         for name, residual in saved.items():
             if name not in parameters or parameters[name].shape != residual.shape:
-                found = (
+                shape = (
                     f"shape {tuple(parameters[name].shape)}" if name in parameters else "none of this name"
                 )
                 raise ValueError(
-                    f"the residual of {name!r} has shape {tuple(residual.shape)}, but the model has {found}. "
+                    f"the residual of {name!r} has shape {tuple(residual.shape)}, but the model has {shape}. "
                     "Load what state_dict() of a model with the same parameters gave"
                 )
         self._buckets.clear()

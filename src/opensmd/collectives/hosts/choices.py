@@ -112,10 +112,10 @@ def _tree_from(cluster: Cluster) -> int:
 
 def _smallest(pays: Callable[[float], bool], step: float) -> int:
     """Return the smallest size from which on an algorithm pays, searched downwards from the largest."""
-    found, size = NEVER, float(LARGEST)
+    smallest, size = NEVER, float(LARGEST)
     while pays(size):
-        found, size = int(size), size / step
-    return found
+        smallest, size = int(size), size / step
+    return smallest
 
 
 def in_words(cluster: Cluster, chosen: Thresholds, measured: list[str]) -> str:

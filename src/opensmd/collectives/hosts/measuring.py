@@ -51,8 +51,8 @@ def agree_on_thresholds(
     pair = (hosts[0][0], hosts[1][0])
     measured: dict[str, float] = {}
     if place in pair:
-        wanted = not {"link", "delay"} <= set(given)
-        measured = exchange.within("measuring the network", lambda: _measure(gloo, place, pair, wanted))
+        measures = not {"link", "delay"} <= set(given)
+        measured = exchange.within("measuring the network", lambda: _measure(gloo, place, pair, measures))
     text = ""
     if place == pair[0]:
         usual = _cluster(hosts, given)
@@ -62,9 +62,9 @@ def agree_on_thresholds(
         if report:
             names = [name for name in measured if name not in given]
             print(f"smddp: {report}: {in_words(cluster, chosen, names)}", file=sys.stderr, flush=True)
-    said = exchange.all_gather("thresholds", text)[pair[0]]
+    announced = exchange.all_gather("thresholds", text)[pair[0]]
     exchange.close("thresholds-told")
-    return Thresholds(**json.loads(said))
+    return Thresholds(**json.loads(announced))
 
 
 def _cluster(hosts: Sequence[Sequence[int]], known: Mapping[str, float]) -> Cluster:

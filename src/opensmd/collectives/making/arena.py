@@ -93,9 +93,9 @@ def _usual_heap(native: ModuleType, size: int) -> int:
     """Return the core's own choice, or less if this process is limited (``ulimit -v``, ``-f``)."""
     used = {resource.RLIMIT_AS: psutil.Process().memory_info().vms, resource.RLIMIT_FSIZE: 0}
     softs = {which: resource.getrlimit(which)[0] for which in used}
-    left = [soft - used[which] for which, soft in softs.items() if soft != resource.RLIM_INFINITY]
+    spare = [soft - used[which] for which, soft in softs.items() if soft != resource.RLIM_INFINITY]
     return min(
-        [int(native.default_heap_bytes(size)), *(max(nbytes // (4 * size), LEAST_HEAP) for nbytes in left)]
+        [int(native.default_heap_bytes(size)), *(max(nbytes // (4 * size), LEAST_HEAP) for nbytes in spare)]
     )
 
 

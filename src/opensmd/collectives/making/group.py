@@ -73,11 +73,11 @@ class _Making:
             self._native, place, self._exchange, plan, members["names"], self._settings.heap_bytes
         )
         if local is not None and plan.one_host:
-            made: SmddpBackend = self._native.make_shared_backend(group=local, **members)
+            backend: SmddpBackend = self._native.make_shared_backend(group=local, **members)
         else:
-            made = self._over_gloo(local, members)
-        record_smddp(made, place.name, place.global_rank, place.ranks)
-        return made
+            backend = self._over_gloo(local, members)
+        record_smddp(backend, place.name, place.global_rank, place.ranks)
+        return backend
 
     def _over_gloo(self, local: Group | None, members: dict[str, Any]) -> SmddpBackend:
         """Create a backend that uses Gloo between hosts, and ``local`` within this one (None: also Gloo)."""
@@ -87,7 +87,7 @@ class _Making:
         report = f"group {place.name!r}" if settings.network_report else ""
         # A script may end as soon as its group exists, while others still connect to its process.
         chosen = agree_on_thresholds(gloo, self._exchange, place.rank, hosts, settings.network, report=report)
-        made: SmddpBackend = self._native.make_gloo_backend(
+        backend: SmddpBackend = self._native.make_gloo_backend(
             gloo=gloo,
             connections=_torch_internals.connections_of(gloo),
             store=PrefixStore(f"opensmd/failures/{self._exchange.generation}", place.store),
@@ -96,7 +96,7 @@ class _Making:
             **asdict(chosen),
             **members,
         )
-        return made
+        return backend
 
     def _members(self) -> dict[str, Any]:
         """Return what the core's backends are told about the group, and call when they need Python."""

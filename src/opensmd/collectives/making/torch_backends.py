@@ -31,8 +31,8 @@ def gloo(place: Membership, exchange: Exchange, plan: GroupPlan) -> Any:
     """
     options, failure = _options(place, exchange, plan)
     # This also names who is missing, where Gloo would name one of its keys.
-    said = exchange.all_gather("before Gloo", json.dumps([failure, _named_interfaces()]))
-    obstacle = _obstacle(place.ranks, [tuple(json.loads(text)) for text in said])
+    answers = exchange.all_gather("before Gloo", json.dumps([failure, _named_interfaces()]))
+    obstacle = _obstacle(place.ranks, [tuple(json.loads(text)) for text in answers])
     if obstacle:
         exchange.close("no Gloo")
         raise dist.DistBackendError(f"making group {place.name!r}: {obstacle}")
@@ -48,8 +48,8 @@ def _options(place: Membership, exchange: Exchange, plan: GroupPlan) -> tuple[An
         return call_within(place.timeout.total_seconds(), make), ""
     except (RuntimeError, TimeoutError) as error:
         reason = str(error).strip().split("\n")[0]
-        named = _named_interfaces()
-        where = f", with GLOO_SOCKET_IFNAME={named!r} there" if named else ""
+        interfaces = _named_interfaces()
+        where = f", with GLOO_SOCKET_IFNAME={interfaces!r} there" if interfaces else ""
         return None, f"rank {exchange.rank} cannot listen for the others of Gloo{where}: {reason}"
 
 
@@ -57,20 +57,21 @@ def _named_interfaces() -> str:
     return os.environ.get("GLOO_SOCKET_IFNAME", "")
 
 
-def _obstacle(ranks: Sequence[int], said: Sequence[tuple[str, str]]) -> str:
+def _obstacle(ranks: Sequence[int], answers: Sequence[tuple[str, str]]) -> str:
     """Return why Gloo cannot connect, if so; each rank has said why it cannot, and the interfaces it uses.
 
     Ranks with other numbers of interfaces would look for each other's messages on other connections.
     """
-    for failure, _ in said:
+    for failure, _ in answers:
         if failure:
             return failure
-    (_, first), counts = said[0], [len(named.split(",")) for _, named in said]
-    for rank, (_, named), count in zip(ranks, said, counts, strict=True):
+    (_, first), counts = answers[0], [len(interfaces.split(",")) for _, interfaces in answers]
+    for rank, (_, interfaces), count in zip(ranks, answers, counts, strict=True):
         if count != counts[0]:
             return (
-                f"GLOO_SOCKET_IFNAME names another number of network interfaces on rank {rank} ({named!r}) "
-                f"than on rank {ranks[0]} ({first!r}). Give it as many on all ranks, in the same order."
+                f"GLOO_SOCKET_IFNAME names another number of network interfaces on rank {rank} "
+                f"({interfaces!r}) than on rank {ranks[0]} ({first!r}). Give it as many on all ranks, in the "
+                "same order."
             )
     return ""
 
@@ -115,7 +116,7 @@ def nccl(place: Membership, exchange: Exchange) -> Any:
     options.global_ranks_in_group = list(place.ranks)
     options.group_name = GroupName(place.name)
     store = PrefixStore(f"opensmd/nccl/{exchange.generation}", place.store)
-    made = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
-    made._set_sequence_number_for_group()
-    record_devices(made, place.name, place.global_rank, place.ranks)
-    return made
+    group = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
+    group._set_sequence_number_for_group()
+    record_devices(group, place.name, place.global_rank, place.ranks)
+    return group

@@ -93,8 +93,8 @@ def listen_where_asked() -> None:
         if down is not None:
             raise dist.DistNetworkError(down)
         seconds = timeout.total_seconds()
-        asked = hostname, port, rank, world_size, timeout, use_libuv
-        usual = functools.partial(_asked_for, port, original, *asked)
+        arguments = hostname, port, rank, world_size, timeout, use_libuv
+        usual = functools.partial(_asked_for, port, original, *arguments)
         connect = functools.partial(_connected, usual, rank, hostname, port, seconds)
         if _asked_for(port, rendezvous._torchelastic_use_agent_store):
             return connect()
@@ -168,20 +168,20 @@ def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, time
                 "(MASTER_PORT), or end that process."
             ) from error
         cause = error
-    asked = f"rank {rank} asked for the store in which the ranks meet at {host}:{port}, and"
+    request = f"rank {rank} asked for the store in which the ranks meet at {host}:{port}, and"
     why = why_no_connection(host, port)
     if why is None:
         raise dist.DistBackendError(
-            f"{asked} what listens there did not answer within {timeout:g} s. The process that serves it "
+            f"{request} what listens there did not answer within {timeout:g} s. The process that serves it "
             "(rank 0's, or the launcher) is stopped, or another program has the port: end the job, and start "
             "it again or choose another port."
         ) from cause
     if isinstance(why, socket.gaierror):
         raise dist.DistNetworkError(
-            f"{asked} this host did not know {host!r} for {timeout:g} s ({why.strerror}): give all ranks a "
+            f"{request} this host did not know {host!r} for {timeout:g} s ({why.strerror}): give all ranks a "
             "name that their hosts know, or an address (MASTER_ADDR)."
         ) from cause
     raise dist.DistNetworkError(
-        f"{asked} nothing listened there for {timeout:g} s: start rank 0, which serves it, or give all ranks "
+        f"{request} nothing listened there for {timeout:g} s: start rank 0, which serves it, or give all ranks "
         "its address and port (MASTER_ADDR, MASTER_PORT)."
     ) from cause

@@ -122,8 +122,8 @@ def gloo_is_on_loopback(environ: Mapping[str, str]) -> bool:
     """
     interfaces = environ.get("GLOO_SOCKET_IFNAME", "")
     if interfaces:
-        found = [address_of_interface(name) for name in interfaces.split(",")]
-        return all(address is not None and ipaddress.ip_address(address).is_loopback for address in found)
+        addresses = [address_of_interface(name) for name in interfaces.split(",")]
+        return all(address is not None and ipaddress.ip_address(address).is_loopback for address in addresses)
     try:
         resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # Python cannot encode names that DNS cannot have

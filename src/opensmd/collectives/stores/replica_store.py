@@ -125,12 +125,12 @@ class ReplicaStore:
     @property
     def over(self) -> str | None:
         """Return why nothing may start any more, empty if all is done; None while the job continues."""
-        found: str | None = self._read("over")
-        return found
+        reason: str | None = self._read("over")
+        return reason
 
-    def arrive(self, generation: int, replica: Replica, rank: int, said: Any) -> None:
-        """Announce that a rank wants to be in a generation; ``said`` is for the others, as JSON."""
-        self._write(f"arrived/{generation}/{_place(replica, rank)}", said)
+    def arrive(self, generation: int, replica: Replica, rank: int, note: Any) -> None:
+        """Announce that a rank wants to be in a generation; ``note`` is for the others, as JSON."""
+        self._write(f"arrived/{generation}/{_place(replica, rank)}", note)
 
     def arrived(self, generation: int, replica: Replica, size: int) -> list[Any]:
         """Return what a replica's ranks have said on arriving at a generation."""
@@ -163,14 +163,14 @@ class ReplicaStore:
 
     def left(self, replica: Replica) -> int | None:
         """Return the points that a replica had passed when its script ended."""
-        found: int | None = self._read(f"left/{_place(replica)}")
-        return found
+        done: int | None = self._read(f"left/{_place(replica)}")
+        return done
 
-    def ask_to_join(self, replica: Replica, said: Any) -> None:
+    def ask_to_join(self, replica: Replica, note: Any) -> None:
         """Request to join the next generation."""
         # The request first, so that whoever sees the number finds it.
         number = self.store.add("asked", 1)
-        self._write(f"joining/{number}", [*replica, said])
+        self._write(f"joining/{number}", [*replica, note])
         self.store.add("joining", 1)
 
     def requests(self) -> int:
@@ -180,8 +180,8 @@ class ReplicaStore:
     def joining(self, but: Collection[Replica]) -> dict[Replica, Any]:
         """Return the replicas that have asked to join, with what they said, except those in ``but``."""
         keys = [f"joining/{number}" for number in range(1, self.store.add("asked", 0) + 1)]
-        found = {Replica(number, attempt): said for number, attempt, said in self._read_all(keys)}
-        return {replica: said for replica, said in found.items() if replica not in but}
+        requests = {Replica(number, attempt): note for number, attempt, note in self._read_all(keys)}
+        return {replica: note for replica, note in requests.items() if replica not in but}
 
     def set_number(self, name: str, number: int) -> None:
         """Store a number for all."""

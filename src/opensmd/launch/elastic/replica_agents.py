@@ -109,7 +109,7 @@ class ReplicaAgents:
             self._launch(lambda: self._before_attempt(number), self._placing(number))
             self._store.end(FINISHED)
         except ChildFailedError as error:
-            self._failures[number] = {first + rank: each for rank, each in error.failures.items()}
+            self._failures[number] = {first + rank: failure for rank, failure in error.failures.items()}
         except BaseException as error:  # nothing above a thread would see it
             self._errors.append(error)
             end = f"could not be {'restarted' if self._attempts[number] > 1 else 'started'} ({error})"
@@ -135,7 +135,7 @@ class ReplicaAgents:
     def _placing(self, number: int) -> Place:
         def place(env: dict[str, str], rank: int) -> None:
             attempt = int(env["TORCHELASTIC_RESTART_COUNT"])
-            found = JobPlace(
+            job_place = JobPlace(
                 self._hosts.address,
                 Replica(number, attempt),
                 self._replicas,
@@ -144,7 +144,7 @@ class ReplicaAgents:
                 (number - self._here.start) * self._size + rank,
                 len(self._here) * self._size,
             )
-            env.update(found.variables())
+            env.update(job_place.variables())
 
         return place
 

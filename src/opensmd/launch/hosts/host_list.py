@@ -37,14 +37,14 @@ def parse_file(text: str, name: str) -> list[Host]:
     Raises:
         ValueError: as :func:`parse_list`.
     """
-    found = []
+    hosts = []
     for line in text.splitlines():
         words = line.partition("#")[0].split()
         if not words:
             continue
         slots = [word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")]
-        found.append(_host(f"{words[0]}:{slots[0]}" if slots else words[0], name))
-    return _checked(found, name)
+        hosts.append(_host(f"{words[0]}:{slots[0]}" if slots else words[0], name))
+    return _checked(hosts, name)
 
 
 def _host(text: str, where: str) -> Host:

@@ -88,5 +88,5 @@ def command_line(
 ) -> str:
     """Return what a host's shell runs: by default, what reads the order from its input. Never secret."""
     path = environ.get("PYTHONPATH", "")
-    found = f"PYTHONPATH={shlex.quote(path)} " if path else ""
-    return f"cd {shlex.quote(folder)} && {found}exec {shlex.quote(python)} -m {module}"
+    variable = f"PYTHONPATH={shlex.quote(path)} " if path else ""
+    return f"cd {shlex.quote(folder)} && {variable}exec {shlex.quote(python)} -m {module}"

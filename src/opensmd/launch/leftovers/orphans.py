@@ -58,8 +58,8 @@ def reaped() -> Iterator[None]:
 
 def _ended_child() -> int | None:
     """Return a child that has ended but has not been reaped."""
-    found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    return found.si_pid if found is not None else None
+    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return ended.si_pid if ended is not None else None
 
 
 def end_all(*, spare: Collection[int] = ()) -> None:

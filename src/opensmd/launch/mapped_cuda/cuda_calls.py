@@ -42,8 +42,8 @@ class _Current:
 
 def device_count() -> int:
     """As many devices as this host has ranks, or as CUDA_VISIBLE_DEVICES names, whichever is more."""
-    named = [number for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number.strip()]
-    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(named))
+    devices = [number for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number.strip()]
+    return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), len(devices))
 
 
 def current_device() -> int:

@@ -258,9 +258,9 @@ def _cpu(_: object) -> torch.device:
     return torch.device("cpu")
 
 
-def _same(given: Any, *_: Any, **__: Any) -> Any:
+def _same(value: Any, *_: Any, **__: Any) -> Any:
     """Return the tensor or module itself, which is where it should be."""
-    return given
+    return value
 
 
 def _called(

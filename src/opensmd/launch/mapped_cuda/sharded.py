@@ -63,8 +63,8 @@ def on_cpu_alone(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def call(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind(*args, **kwargs)
-        given.arguments.update(device_id=torch.device("cpu"), cpu_offload=None)
-        init(*given.args, **given.kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments.update(device_id=torch.device("cpu"), cpu_offload=None)
+        init(*bound.args, **bound.kwargs)
 
     return call

@@ -27,14 +27,17 @@ def explain(failures: Sequence[reports.Failure], ended: Mapping[int, int | None]
     first = reports.first_failure(failures)
     if first.report is not None and not console.was_shown(first.report):
         console.show_report(first.report)
-    left = reports.left_early(first, ended, [failure.rank for failure in failures])
+    early_ranks = reports.left_early(first, ended, [failure.rank for failure in failures])
     elsewhere = reports.died_elsewhere(first, ended)
     if elsewhere:
         console.say(f"{_ranks(elsewhere)} {FAILED_ELSEWHERE}: see the output of that one")
         console.say(f"rank {first.rank} failed after {_it(elsewhere)}: {_in_a_line(first, first=True)}")
-    elif left:
-        console.say(f"{_ranks(left)} ended first, with exit code 0, while others still needed {_it(left)}")
-        console.say(f"rank {first.rank} failed after {_it(left)}: {_in_a_line(first, first=True)}")
+    elif early_ranks:
+        console.say(
+            f"{_ranks(early_ranks)} ended first, with exit code 0, while others still needed "
+            f"{_it(early_ranks)}"
+        )
+        console.say(f"rank {first.rank} failed after {_it(early_ranks)}: {_in_a_line(first, first=True)}")
     else:
         console.say(f"rank {first.rank} failed first: {_in_a_line(first, first=True)}")
     alike = [failure.rank for failure in failures if failure is not first and _same_text(failure, first)]

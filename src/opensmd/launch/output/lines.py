@@ -42,13 +42,13 @@ class LineAssembler:
         self._held = "\r" if text.endswith("\r") else ""
         begun, *others = _ENDS.split(text[: len(text) - len(self._held)].replace("\r\n", "\n"))
         self._hold(begun)
-        found = []
+        segments = []
         for end, following in zip(others[::2], others[1::2], strict=True):
-            found.append(Segment(self._joined(), end))
+            segments.append(Segment(self._joined(), end))
             self._hold(following)
         if self._length > LONGEST:
-            found.append(Segment(self._joined(), ""))
-        return found
+            segments.append(Segment(self._joined(), ""))
+        return segments
 
     @property
     def waiting(self) -> bool:

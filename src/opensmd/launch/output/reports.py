@@ -182,13 +182,17 @@ def left_early(first: Failure, ended: Mapping[int, int | None], failed: Sequence
     report = first.report
     if report is None or not report.of_communication or not _tells_of_a_death(report):
         return []
-    named = _named_dead(report)
-    left = []
+    named_dead = _named_dead(report)
+    early_ranks = []
     for rank, when in ended.items():
-        early = rank in named if when is None else when < report.nanoseconds and rank in (named or {rank})
+        early = (
+            rank in named_dead
+            if when is None
+            else when < report.nanoseconds and rank in (named_dead or {rank})
+        )
         if early and rank not in failed:
-            left.append(rank)
-    return left
+            early_ranks.append(rank)
+    return early_ranks
 
 
 def died_elsewhere(first: Failure, ended: Mapping[int, int | None]) -> list[int]:
@@ -213,13 +217,15 @@ def unfinished(failures: Sequence[Failure], ended: Mapping[int, int | None]) -> 
         failures: of this launcher's ranks.
         ended: when the script of each rank ended, from :func:`read_end`.
     """
-    left = [failure for failure in failures if ended.get(failure.rank) is None or not _is_ended(failure)]
-    return left or failures
+    unexplained = [
+        failure for failure in failures if ended.get(failure.rank) is None or not _is_ended(failure)
+    ]
+    return unexplained or failures
 
 
 def _named_dead(report: Report) -> set[int]:
-    named = " ".join(_NAMED_DEAD.findall(report.message))
-    return {int(rank) for rank in re.findall(r"rank (\d+)", named)}
+    lists = " ".join(_NAMED_DEAD.findall(report.message))
+    return {int(rank) for rank in re.findall(r"rank (\d+)", lists)}
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:

@@ -25,12 +25,12 @@ class _Patient(BufferedWriter):
     """
 
     def write(self, data: Any, /) -> int:
-        left = memoryview(data)
-        while left:
+        rest = memoryview(data)
+        while rest:
             try:
-                left = left[super().write(left) :]
+                rest = rest[super().write(rest) :]
             except BlockingIOError as error:
-                left = left[error.characters_written :]
+                rest = rest[error.characters_written :]
                 self._wait_for_room()
         return len(data)
 

@@ -59,12 +59,12 @@ def meeting_store(
 
 
 def _wait_for_server(address: str, port: int, end: float) -> None:
-    begun, said = time.monotonic(), False
+    begun, has_said = time.monotonic(), False
     while (why := why_no_connection(address, port)) is not None:
         now = time.monotonic()
         if now > end:
             raise dist.DistNetworkError(f"host 0 does not serve their store at {address}:{port}: {why}")
-        if now - begun > SAY_AFTER and not said:
-            said = True
+        if now - begun > SAY_AFTER and not has_said:
+            has_said = True
             print(f"smdrun: waits for the smdrun of host 0 at {address}:{port}: {why}", file=sys.stderr)
         time.sleep(LOOK_EVERY)

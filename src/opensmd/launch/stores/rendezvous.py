@@ -133,14 +133,14 @@ class SeveralHosts(StaticTCPRendezvous):
                 hosts=self.world_size,
                 timeout=self.timeout,
             )
-        found = super().next_rendezvous()
-        self._others.meet(found.store, self.timeout)
+        info = super().next_rendezvous()
+        self._others.meet(info.store, self.timeout)
         secret, in_vain = job_secret(), self._others.one_has_ended
         store = (
-            AgentsStore(found.store, in_vain) if secret is None else SealedStore(found.store, secret, in_vain)
+            AgentsStore(info.store, in_vain) if secret is None else SealedStore(info.store, secret, in_vain)
         )
-        ranks_store: Any = found.bootstrap_store_info
-        return RendezvousInfo(store, found.rank, found.world_size, ranks_store)
+        ranks_store: Any = info.bootstrap_store_info
+        return RendezvousInfo(store, info.rank, info.world_size, ranks_store)
 
     def num_nodes_waiting(self) -> int:
         """Return 0: no host can join. The agent asks while its ranks run, so look at the other hosts here."""

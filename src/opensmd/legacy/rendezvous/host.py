@@ -90,11 +90,11 @@ def is_local(path: str) -> bool:
 
 def reachable_addresses() -> list[str]:
     """The calling process's IP addresses in the order in which a peer on another host should try them."""
-    found: list[str] = []
-    for addresses in psutil.net_if_addrs().values():
-        for one in addresses:
+    addresses: list[str] = []
+    for interface in psutil.net_if_addrs().values():
+        for one in interface:
             usable = one.family in (socket.AF_INET, socket.AF_INET6)
             if usable and not one.address.startswith(("127.", "::1", "fe80")):
-                found.append(one.address)
+                addresses.append(one.address)
     # IPv4 first: more likely to be routed between the hosts of a cluster
-    return sorted(found, key=lambda address: ":" in address)
+    return sorted(addresses, key=lambda address: ":" in address)

@@ -137,10 +137,10 @@ def _greet(link: socket.socket, rank: int, secret: JobSecret) -> _Greeting:
         session = _session(theirs, nonce, peer, rank)
         link.sendall(ANSWER.pack(nonce, secret.proof(_LISTENER, session)))
         yield
-        given = link.recv(PROOF_BYTES)
+        proof = link.recv(PROOF_BYTES)
     except (OSError, struct.error):
         return _STRANGER
-    return int(peer) if secret.proves(given, _CALLER, session) else _STRANGER
+    return int(peer) if secret.proves(proof, _CALLER, session) else _STRANGER
 
 
 def _session(callers: bytes, listeners: bytes, caller: int, listener: int) -> bytes:

@@ -35,8 +35,8 @@ class LeftBehind:
             self._gone.pop(id(parameter), None)
 
     def __contains__(self, parameter: object) -> bool:
-        found = self._gone.get(id(parameter))
-        return found is not None and found() is parameter
+        reference = self._gone.get(id(parameter))
+        return reference is not None and reference() is parameter
 
 
 def require_trained(optimizer: torch.optim.Optimizer, is_replaced: Callable[[nn.Parameter], bool]) -> None:

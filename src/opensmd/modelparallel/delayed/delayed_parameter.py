@@ -174,13 +174,13 @@ def _by_memory(
     recording: Recording, modules: Iterable[nn.Module]
 ) -> dict[RecordedMemory, dict[int, nn.Parameter]]:
     """Return the parameters without data in each memory, by id."""
-    found: dict[RecordedMemory, dict[int, nn.Parameter]] = {}
+    by_memory: dict[RecordedMemory, dict[int, nn.Parameter]] = {}
     for module in modules:
         for parameter in module._parameters.values():
             origin = None if parameter is None else recording.reference(parameter)
             if origin is not None and parameter is not None:
-                found.setdefault(origin.memory, {})[id(parameter)] = parameter
-    return found
+                by_memory.setdefault(origin.memory, {})[id(parameter)] = parameter
+    return by_memory
 
 
 def _filled(

@@ -73,7 +73,7 @@ class Agreement:
         generation = self.generation + 1
         self._store.arrive(generation, self._place.replica, self._place.rank, arrival.to_json())
         looks = _Looks()
-        while (found := self._store.decision(generation)) is None:
+        while (stored := self._store.decision(generation)) is None:
             if self._store.has_ended(self._place.replica):
                 raise SMPError(f"replica {self._place.replica.number} has lost one of its ranks")
             decision = self._decided(generation, looks.seconds)
@@ -81,7 +81,7 @@ class Agreement:
                 self._store.decide(generation, decision.to_json())
             else:
                 looks.pause()
-        return self._follow(generation, Decision.from_json(found))
+        return self._follow(generation, Decision.from_json(stored))
 
     def admission(self, loop: int) -> Decision | None:
         """Ask to join at the border of a loop, and wait for it; None if the loop is over.
@@ -98,12 +98,12 @@ class Agreement:
             self.require_job()
             if store.number("loop") > loop:
                 return None
-            found = store.decision(generation)
-            if found is None:
+            stored = store.decision(generation)
+            if stored is None:
                 self._require_members(generation)
                 looks.pause()
                 continue
-            decision = Decision.from_json(found)
+            decision = Decision.from_json(stored)
             if place.replica in decision.members:
                 return self._follow(generation, decision)
             self.members = decision.members
@@ -130,7 +130,7 @@ class Agreement:
         ended |= {replica: None for replica in waiting if store.has_ended(replica)}
         return decide(
             {
-                replica: [Arrived(**said) for said in store.arrived(generation, replica, size)]
+                replica: [Arrived(**note) for note in store.arrived(generation, replica, size)]
                 for replica in self.members
             },
             size,

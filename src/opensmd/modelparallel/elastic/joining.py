@@ -131,8 +131,8 @@ def _take(first: Mapping[str, Any], objects: Mapping[str, Any], position: LoopPo
     if model is not None:
         for module, mode in zip(model.get_module().modules(), first["modes"], strict=True):
             module.training = mode
-    for name, found in first["objects"].items():
-        objects[name].load_state_dict(found)
+    for name, saved in first["objects"].items():
+        objects[name].load_state_dict(saved)
     position.index = first["index"]
     # Replicas that draw the same numbers, such as those that divide one batch, continue to do so.
     if torch.initial_seed() == first["seed"]:

@@ -58,12 +58,12 @@ class Decision:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Decision:
+    def from_json(cls, stored: Mapping[str, Any]) -> Decision:
         """Parse a text from :meth:`to_json`."""
         members, joined, lost = (
-            tuple(Replica(*fields) for fields in found[name]) for name in ("members", "joined", "lost")
+            tuple(Replica(*fields) for fields in stored[name]) for name in ("members", "joined", "lost")
         )
-        return cls(members, joined, int(found["done"]), int(found["requests"]), lost)
+        return cls(members, joined, int(stored["done"]), int(stored["requests"]), lost)
 
 
 def decide(
@@ -95,9 +95,9 @@ def decide(
     if not there or (missing and not patience_is_over):
         return None
     all_there = [arrival for arrivals in there.values() for arrival in arrivals]
-    left = [done for replica, done in ended.items() if replica in before and done is not None]
+    finished = [done for replica, done in ended.items() if replica in before and done is not None]
     # A replica without state knows of no points.
-    done = max([arrival.done for arrival in all_there if arrival.has_state] + left, default=0)
+    done = max([arrival.done for arrival in all_there if arrival.has_state] + finished, default=0)
     joined = {
         replica for replica, arrivals in there.items() if not all(arrival.has_state for arrival in arrivals)
     }

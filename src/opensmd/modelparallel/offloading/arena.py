@@ -71,11 +71,11 @@ class Arena:
         Raises:
             OSError: the disk is full or fails; the message names the folder.
         """
-        left = _bytes_of(tensor)
+        rest = _bytes_of(tensor)
         try:
-            while left:
-                written = os.pwrite(self._file.fileno(), left, offset)
-                left, offset = left[written:], offset + written
+            while rest:
+                written = os.pwrite(self._file.fileno(), rest, offset)
+                rest, offset = rest[written:], offset + written
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -89,12 +89,12 @@ class Arena:
         Raises:
             OSError: the disk fails.
         """
-        left = _bytes_of(tensor)
-        while left:
-            count = os.preadv(self._file.fileno(), [left], offset)
+        rest = _bytes_of(tensor)
+        while rest:
+            count = os.preadv(self._file.fileno(), [rest], offset)
             if count == 0:
                 raise OSError(f"the file of offloaded activations in {self.folder} ends at byte {offset}")
-            left, offset = left[count:], offset + count
+            rest, offset = rest[count:], offset + count
 
 
 def _rounded(size: int) -> int:

@@ -22,10 +22,10 @@ class FreeSpace:
         index = bisect_left(self._by_size, (size, 0))
         if index == len(self._by_size):
             return None
-        found, start = self._by_size[index]
-        self._remove(start, start + found)
-        if size < found:
-            self._insert(start + size, start + found)
+        length, start = self._by_size[index]
+        self._remove(start, start + length)
+        if size < length:
+            self._insert(start + size, start + length)
         return start
 
     def take_last(self, end: int) -> int | None:

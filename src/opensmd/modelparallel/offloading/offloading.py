@@ -129,15 +129,15 @@ class Offloading:
         latest: weakref.ref[Activation] | None = getattr(self._latest, "activation", None)
         with torch.no_grad(), self._lock:
             previous = None if latest is None else latest()
-            made = Activation(self._store(tensor.device).put(tensor), previous)
-            self._latest.activation = weakref.ref(made)
+            activation = Activation(self._store(tensor.device).put(tensor), previous)
+            self._latest.activation = weakref.ref(activation)
             self._writing = [known for known in self._writing if _is_being_written(known())]
-            self._writing.append(weakref.ref(made))
+            self._writing.append(weakref.ref(activation))
             while self._writing and len(self._writing) + len(self._fetched) > self._most_in_flight:
                 oldest = self._writing.pop(0)()
                 if oldest is not None:
                     oldest.stored.wait_until_written()
-        return made
+        return activation
 
     def _take(self, activation: Activation) -> Tensor:
         with torch.no_grad(), self._lock:

@@ -68,7 +68,7 @@ def with_checkpoints(trace: ModelTrace, layers: Sequence[str]) -> ModelTrace:
     units = list(trace.units)
     for layer in layers:
         own = _inside(trace, layer)
-        given = {
+        freed = {
             edge.tensor: edge.bytes for edge in trace.edges if edge.target in own and edge.source not in own
         }
         for index in own:
@@ -76,7 +76,7 @@ def with_checkpoints(trace: ModelTrace, layers: Sequence[str]) -> ModelTrace:
             units[index] = replace(
                 unit,
                 backward_seconds=unit.backward_seconds + unit.forward_seconds,
-                activation_bytes=sum(given.values()) if index == own[0] else 0,
+                activation_bytes=sum(freed.values()) if index == own[0] else 0,
                 late_seconds=0.0,
                 late_input_bytes=0,
                 late_gradient_bytes=0,

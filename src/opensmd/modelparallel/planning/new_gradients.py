@@ -30,15 +30,15 @@ def new_gradient_bytes(
 
 def _used_again(plan: Plan, trace: ModelTrace, stage: int) -> list[int]:
     """Return the bytes of the stage's weights that several of its units use."""
-    found = {
+    used_again = {
         reuse.name: min(reuse.bytes, _trainable_beside(trace, reuse.name))
         for reuse in trace.reuses
         if sum(plan.homes[trace.deciders[unit]] == stage for unit in reuse.units) > 1
     }
     for names in trace.shared:
         if plan.parameter_home(names[0]) == stage:
-            found.setdefault(names[0], _trainable_beside(trace, names[0]))
-    return list(found.values())
+            used_again.setdefault(names[0], _trainable_beside(trace, names[0]))
+    return list(used_again.values())
 
 
 def _trainable_beside(trace: ModelTrace, parameter: str) -> int:

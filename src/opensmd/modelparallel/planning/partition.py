@@ -180,12 +180,12 @@ def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[s
             raise ValueError(
                 f"module {name!r} is to go to partition {stage}, but partitions go from 0 to {stages - 1}"
             )
-    given = {trace.aliases.get(name, name): stage for name, stage in fixed.items()}
+    by_name = {trace.aliases.get(name, name): stage for name, stage in fixed.items()}
     placed: dict[str, int] = {}
     for name in trace.modules:
-        found = next((ancestor for ancestor in (name, *ancestors(name)) if ancestor in given), None)
-        if found is not None:
-            placed[name] = given[found]
+        nearest = next((ancestor for ancestor in (name, *ancestors(name)) if ancestor in by_name), None)
+        if nearest is not None:
+            placed[name] = by_name[nearest]
     return placed
 
 
@@ -193,8 +193,8 @@ def _kept(
     trace: ModelTrace, saved: Mapping[str, int], by_hand: Mapping[str, int], stages: int
 ) -> dict[str, int]:
     """Return the modules of ``saved`` that can stay where they are, without those placed by hand."""
-    given = {trace.aliases.get(name, name): stage for name, stage in saved.items() if stage < stages}
-    kept = {name: given[name] for name in trace.modules if name in given and name not in by_hand}
+    by_name = {trace.aliases.get(name, name): stage for name, stage in saved.items() if stage < stages}
+    kept = {name: by_name[name] for name in trace.modules if name in by_name and name not in by_hand}
     for owners, _ in _sharing(trace):
         if len({kept.get(owner) for owner in owners}) > 1:
             kept = {name: stage for name, stage in kept.items() if name not in owners}
@@ -203,14 +203,14 @@ def _kept(
 
 def _sharing(trace: ModelTrace) -> list[tuple[list[str], list[tuple[str, ...]]]]:
     """Return modules that must stay together because they share parameters, perhaps indirectly, and these."""
-    found: list[tuple[list[str], list[tuple[str, ...]]]] = []
+    groups: list[tuple[list[str], list[tuple[str, ...]]]] = []
     for names in trace.shared:
         owners, tensors = [trace.owner(name) for name in names], [names]
-        for other in [shared for shared in found if not set(owners).isdisjoint(shared[0])]:
-            found.remove(other)
+        for other in [shared for shared in groups if not set(owners).isdisjoint(shared[0])]:
+            groups.remove(other)
             owners, tensors = other[0] + owners, other[1] + tensors
-        found.append((owners, tensors))
-    return found
+        groups.append((owners, tensors))
+    return groups
 
 
 def _homes(
@@ -218,8 +218,8 @@ def _homes(
 ) -> dict[str, int]:
     """Return the stage of every module name: its given one, or that of its unit."""
     sharing = {trace.owner(name) for names in trace.shared for name in names}
-    given = {name: stage for name, stage in by_hand.items() if name not in sharing} | dict(kept)
-    homes = {name: given.get(name, stage_of[unit]) for name, unit in trace.anchors.items()}
+    settled = {name: stage for name, stage in by_hand.items() if name not in sharing} | dict(kept)
+    homes = {name: settled.get(name, stage_of[unit]) for name, unit in trace.anchors.items()}
     homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
     return homes
 

@@ -166,11 +166,11 @@ class Plan:
         for name, home in self.homes.items():
             for ancestor in (name, *ancestors(name)):
                 below.setdefault(ancestor, set()).add(home)
-        found = {name for name in self.homes if len(below[name]) > 1}.union(self.opened)
+        split_modules = {name for name in self.homes if len(below[name]) > 1}.union(self.opened)
         for name in sorted(self.containers):  # outer ones first
-            if name == "" or name.rpartition(".")[0] in found:
-                found.add(name)
-        return found
+            if name == "" or name.rpartition(".")[0] in split_modules:
+                split_modules.add(name)
+        return split_modules
 
     def atomic(self) -> dict[str, int]:
         """The largest subtrees on a single stage, and that stage."""
@@ -193,22 +193,22 @@ class Plan:
             ValueError: the text is not a plan.
         """
         try:
-            given = json.loads(text)
+            fields = json.loads(text)
             return cls(
-                stages=given["stages"],
-                homes=given["homes"],
+                stages=fields["stages"],
+                homes=fields["homes"],
                 shared=tuple(
                     SharedParameter(names=tuple(shared["names"]), home=shared["home"])
-                    for shared in given["shared"]
+                    for shared in fields["shared"]
                 ),
-                loads=tuple(StageLoad(**load) for load in given["loads"]),
-                crossings=tuple(Crossing(**crossing) for crossing in given["crossings"]),
-                rows=tuple(PlanRow(**row) for row in given["rows"]),
-                notes=tuple(given["notes"]),
-                opened=tuple(given["opened"]),
-                hooked=tuple(given["hooked"]),
-                containers=tuple(given["containers"]),
-                virtual_stages=given["virtual_stages"],
+                loads=tuple(StageLoad(**load) for load in fields["loads"]),
+                crossings=tuple(Crossing(**crossing) for crossing in fields["crossings"]),
+                rows=tuple(PlanRow(**row) for row in fields["rows"]),
+                notes=tuple(fields["notes"]),
+                opened=tuple(fields["opened"]),
+                hooked=tuple(fields["hooked"]),
+                containers=tuple(fields["containers"]),
+                virtual_stages=fields["virtual_stages"],
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"this text is not a partition plan: {error!r}") from error

@@ -196,7 +196,7 @@ def _idle(plan: Plan, trace: ModelTrace, rows: Sequence[PlanRow]) -> tuple[str, 
     stages = sorted(set(range(plan.stages)) - {row.stage for row in rows})
     if not stages:
         return ()
-    named = ", ".join(map(str, stages))
+    unused = ", ".join(map(str, stages))
     together = max(UnitGroups.of(trace, {}).members, key=len, default=())
     if 2 * len(together) > len(trace.units):
         weights = weights_of(trace, together)
@@ -211,7 +211,7 @@ def _idle(plan: Plan, trace: ModelTrace, rows: Sequence[PlanRow]) -> tuple[str, 
             "scripted modules are never divided)"
         )
     return (
-        f"nothing of the model lives on partition {named} of {plan.stages}: its processes only wait. {why}",
+        f"nothing of the model lives on partition {unused} of {plan.stages}: its processes only wait. {why}",
     )
 
 

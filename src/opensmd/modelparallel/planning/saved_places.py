@@ -21,4 +21,4 @@ def saved_places(names_by_stage: Sequence[Collection[str]]) -> dict[str, int]:
     for stage, names in enumerate(names_by_stage):
         for name in names:
             stages.setdefault(name.rpartition(".")[0], set()).add(stage)
-    return {module: min(found) for module, found in stages.items() if len(found) == 1}
+    return {module: min(holders) for module, holders in stages.items() if len(holders) == 1}

@@ -38,11 +38,11 @@ def _passed_by(split: set[str], trace: ModelTrace) -> set[str]:
 
 def _called_across(plan: Plan, split: set[str], trace: ModelTrace) -> set[str]:
     """Return the modules that call one outside themselves that is split or on another stage."""
-    found: set[str] = set()
+    callers: set[str] = set()
     for host, guest in trace.guests:
         if host not in split and (guest in split or plan.homes[host] != plan.homes[guest]):
-            found.update((host, *ancestors(guest)))
-    return found
+            callers.update((host, *ancestors(guest)))
+    return callers
 
 
 def _with_ancestors(names: set[str]) -> set[str]:

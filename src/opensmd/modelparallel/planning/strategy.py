@@ -126,28 +126,32 @@ def strategies(trace: ModelTrace, choices: Choices) -> list[Strategy]:
     Raises:
         ValueError: no allowed combination works for so many ranks and samples.
     """
-    found = [strategy for way in _ways(choices) for strategy in _Predictions(trace, choices, way).of_tables()]
-    by_time = _in_order(found, choices)
+    candidates = [
+        strategy for way in _ways(choices) for strategy in _Predictions(trace, choices, way).of_tables()
+    ]
+    by_time = _in_order(candidates, choices)
     orders = list(_of_searches(trace, choices, by_time))
-    found = [strategy for strategy in (*by_time, *orders) if _allowed(choices.pipelines, strategy.pipeline)]
-    if not found:
+    candidates = [
+        strategy for strategy in (*by_time, *orders) if _allowed(choices.pipelines, strategy.pipeline)
+    ]
+    if not candidates:
         raise ValueError(
             f"no strategy is left: partitions must divide the {choices.ranks} ranks, replicas times "
             f"microbatches the {choices.batch} samples of the batch, and active_microbatches, if given, must "
             "be at least as many as partitions"
         )
-    return _in_order(found, choices)
+    return _in_order(candidates, choices)
 
 
-def _in_order(found: Iterable[Strategy], choices: Choices) -> list[Strategy]:
+def _in_order(candidates: Iterable[Strategy], choices: Choices) -> list[Strategy]:
     """Return those that fit the memory, by time; if none does, all by memory."""
-    found = list(found)
-    fitting = [strategy for strategy in found if strategy.rank_bytes <= choices.memory_bytes]
+    candidates = list(candidates)
+    fitting = [strategy for strategy in candidates if strategy.rank_bytes <= choices.memory_bytes]
     if fitting:
         return sorted(
             fitting, key=lambda strategy: (strategy.seconds, strategy.rank_bytes, strategy.partitions)
         )
-    return sorted(found, key=lambda strategy: (strategy.rank_bytes, strategy.seconds))
+    return sorted(candidates, key=lambda strategy: (strategy.rank_bytes, strategy.seconds))
 
 
 class _Way(NamedTuple):
@@ -214,9 +218,9 @@ def _of_searches(trace: ModelTrace, choices: Choices, by_time: Sequence[Strategy
             way = _Way(strategy.partitions, strategy.replicas, strategy.microbatches, strategy.checkpointing)
             quickest.setdefault(way, strategy.seconds)
     for way, seconds in itertools.islice(quickest.items(), SEARCHES):
-        found = _Predictions(trace, choices, way).of_a_search()
-        if choices.pipelines is not None or found.seconds < (1 - WORTH_A_SEARCH) * seconds:
-            yield found
+        strategy = _Predictions(trace, choices, way).of_a_search()
+        if choices.pipelines is not None or strategy.seconds < (1 - WORTH_A_SEARCH) * seconds:
+            yield strategy
 
 
 class _Predictions:
@@ -248,8 +252,8 @@ class _Predictions:
 
     def _is_wanted(self, pipeline: Pipeline) -> bool:
         """Whether it was requested, or a search starts from the best of these."""
-        asked = self._choices.pipelines
-        return _allowed(asked, pipeline) or (pipeline == "interleaved" and _allowed(asked, "searched"))
+        allowed = self._choices.pipelines
+        return _allowed(allowed, pipeline) or (pipeline == "interleaved" and _allowed(allowed, "searched"))
 
     def of_a_search(self) -> Strategy:
         """Predict a searched order."""

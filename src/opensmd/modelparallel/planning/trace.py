@@ -136,8 +136,8 @@ class ModelTrace:
                 first_inside[name] = index
         anchors: dict[str, int] = {}
         for name in self.modules:
-            found = self.uses.get(name, first_inside.get(name))
-            anchors[name] = anchors.get(name.rpartition(".")[0], 0) if found is None else found
+            anchor = self.uses.get(name, first_inside.get(name))
+            anchors[name] = anchors.get(name.rpartition(".")[0], 0) if anchor is None else anchor
         return anchors
 
     @cached_property

@@ -327,7 +327,7 @@ class _Union:
 
     def groups(self) -> list[tuple[int, ...]]:
         """Return the sets of more than one unit, each sorted."""
-        found: dict[int, list[int]] = defaultdict(list)
+        by_root: dict[int, list[int]] = defaultdict(list)
         for unit in range(len(self._parent)):
-            found[self.find(unit)].append(unit)
-        return [tuple(group) for group in found.values() if len(group) > 1]
+            by_root[self.find(unit)].append(unit)
+        return [tuple(group) for group in by_root.values() if len(group) > 1]

@@ -44,20 +44,20 @@ class UnscalingScaler(torch.amp.GradScaler):
         self._scale.copy_(values[0])
         self._growth_tracker.copy_(values[1])
 
-    def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
+    def share_infinities(self, infinities: dict[torch.device, torch.Tensor]) -> None:
         """Replace this rank's finding by that of all ranks; for overriding."""
         raise NotImplementedError
 
     def _unscale_grads_(
         self, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
-        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
+        infinities: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
             optimizer, inv_scale, found_inf, allow_fp16
         )
-        if not found:
-            found[found_inf.device] = found_inf
-        self.share_infinities(found)
-        return found
+        if not infinities:
+            infinities[found_inf.device] = found_inf
+        self.share_infinities(infinities)
+        return infinities
 
 
 @contextlib.contextmanager

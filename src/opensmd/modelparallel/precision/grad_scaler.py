@@ -80,22 +80,22 @@ class GradScaler(UnscalingScaler):
                 f"which each replica trains other slices with {key}. Use the setting fp16, which has a loss "
                 f"scale of its own, or autocast to bfloat16, which needs none, or leave out {key}"
             )
-        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        super().__init__(found.type, *settings, **named)
-        self.start_scale(found)
+        resolved = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        super().__init__(resolved.type, *settings, **named)
+        self.start_scale(resolved)
         state.scalers[next(_numbers)] = self
 
-    def share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
+    def share_infinities(self, infinities: dict[torch.device, torch.Tensor]) -> None:
         """Set every entry to the maximum over this rank's devices and all ranks with parameters.
 
         Raises:
             SMPError: the scaler was created before ``smp.init``, and that was asked for 16 bits.
         """
         require_one_scale()
-        first = next(iter(found.values()))
-        worst = torch.stack([item.to(first.device) for item in found.values()]).max()
+        first = next(iter(infinities.values()))
+        worst = torch.stack([item.to(first.device) for item in infinities.values()]).max()
         share_among_owners(worst, name="smp.amp.GradScaler")
-        for item in found.values():
+        for item in infinities.values():
             item.copy_(worst)
 
     def follow_owners(self) -> None:

@@ -36,9 +36,9 @@ def widened(values: Any, dtype: torch.dtype) -> Any:
     return _converted(values, (dtype,), torch.float32)
 
 
-def _converted(values: Any, given: tuple[torch.dtype, ...], wanted: torch.dtype) -> Any:
+def _converted(values: Any, sources: tuple[torch.dtype, ...], target: torch.dtype) -> Any:
     tensors: list[Tensor] = structure.tensors_in(values)
-    if not any(tensor.dtype in given for tensor in tensors):
+    if not any(tensor.dtype in sources for tensor in tensors):
         return values
-    converted = iter([tensor.to(wanted) if tensor.dtype in given else tensor for tensor in tensors])
+    converted = iter([tensor.to(target) if tensor.dtype in sources else tensor for tensor in tensors])
     return structure.substitute(values, converted)

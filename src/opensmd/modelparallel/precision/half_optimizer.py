@@ -145,13 +145,13 @@ class HalfMethods(PrecisionAttributes):
 
         A state dict without masters sets them to the model's parameters.
         """
-        given = self._smp_fitting(state_dict)  # type: ignore[attr-defined]
+        fitting = self._smp_fitting(state_dict)  # type: ignore[attr-defined]
         if self._smp_masters is None:
-            self._smp_waiting = given
-            for own, saved in zip(self.param_groups, given["param_groups"], strict=True):
+            self._smp_waiting = fitting
+            for own, saved in zip(self.param_groups, fitting["param_groups"], strict=True):
                 own.update(group_settings(saved))
             return
-        self._smp_load(given, self._smp_masters)
+        self._smp_load(fitting, self._smp_masters)
 
     def _smp_after_partition(self, model: WrappedModel) -> None:
         super()._smp_after_partition(model)
@@ -192,9 +192,9 @@ class HalfMethods(PrecisionAttributes):
             own[SCALE] = self.loss_scaler.state_dict()
         return own
 
-    def _smp_load(self, given: dict[str, Any], masters: MasterWeights) -> None:
-        stored = params_of(given["param_groups"])
-        values, rest = split_masters(given)
+    def _smp_load(self, state_dict: dict[str, Any], masters: MasterWeights) -> None:
+        stored = params_of(state_dict["param_groups"])
+        values, rest = split_masters(state_dict)
         pairs = []
         for _, master in masters:
             number = masters.number(master)
@@ -213,8 +213,8 @@ class HalfMethods(PrecisionAttributes):
             for master, value in pairs:
                 if value is not None:
                     master.copy_(value)
-        if state.cfg.fp16 and SCALE in given:
-            self.loss_scaler.load_state_dict(given[SCALE])
+        if state.cfg.fp16 and SCALE in state_dict:
+            self.loss_scaler.load_state_dict(state_dict[SCALE])
 
     def _smp_pairs(self, group: dict[str, Any]) -> list[tuple[nn.Parameter, nn.Parameter]]:
         pairs = {id(master): (parameter, master) for parameter, master in self._smp_masters or ()}
@@ -244,15 +244,15 @@ class HalfMethods(PrecisionAttributes):
 
     def _smp_found_infinity(self, grads: list[torch.Tensor]) -> bool:
         """Whether a gradient on any rank of the model is infinite or NaN."""
-        found = torch.zeros((), device=device_of(self.master_params))
+        overflows = torch.zeros((), device=device_of(self.master_params))
         grads = [grad for grad in grads if grad.numel()]  # a rank may have no part of a small parameter
         if grads:
-            largest = torch.stack([norm.to(found) for norm in torch._foreach_norm(grads, math.inf)])
-            found += ~largest.isfinite().all()
-        share_among_owners(found, name="optimizer.step")
+            largest = torch.stack([norm.to(overflows) for norm in torch._foreach_norm(grads, math.inf)])
+            overflows += ~largest.isfinite().all()
+        share_among_owners(overflows, name="optimizer.step")
         if state.model is None or not state.model.joining:  # otherwise some replicas may have finished
-            share_over_replicas(found)
-        return bool(found.item())
+            share_over_replicas(overflows)
+        return bool(overflows.item())
 
 
 def _widened(entries: Mapping[str, Any]) -> dict[str, Any]:

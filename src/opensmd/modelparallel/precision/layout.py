@@ -89,16 +89,16 @@ class Layout:
         """
         model = self.model
         first = self.count
-        current = [model.current(given) for given in group["params"]]
+        current = [model.current(original) for original in group["params"]]
         names = names_in(model, current, first)  # checked before anything is changed
         self.numbers.append(list(range(first, first + len(current))))
         self.names.append(group.get("param_names"))
         kept = []
-        for position, (given, parameter, name) in enumerate(
+        for position, (original, parameter, name) in enumerate(
             zip(group["params"], current, names, strict=True)
         ):
-            if parameter is not given and given in state:
-                state[parameter] = state.pop(given)
+            if parameter is not original and original in state:
+                state[parameter] = state.pop(original)
             self.full_names.append(name)
             self.shapes.append(parameter.shape)
             if model.is_local(name):
@@ -114,12 +114,12 @@ class Layout:
         """After parts of the model have moved, adapt the groups and the state to this rank's parameters."""
         parameters = dict(self.model.module.named_parameters())
         self.local.clear()
-        for group, numbers, given in zip(groups, self.numbers, self.names, strict=True):
-            kept = [number for number in numbers if self.model.is_local(self.full_names[number])]
+        for group, group_numbers, names in zip(groups, self.numbers, self.names, strict=True):
+            kept = [number for number in group_numbers if self.model.is_local(self.full_names[number])]
             group["params"] = [parameters[self.full_names[number]] for number in kept]
             self.local.update(zip(map(id, group["params"]), kept, strict=True))
-            if given is not None:
-                group["param_names"] = [given[number - numbers[0]] for number in kept]
+            if names is not None:
+                group["param_names"] = [names[number - group_numbers[0]] for number in kept]
         for parameter in [parameter for parameter in state if id(parameter) not in self.local]:
             if isinstance(parameter, torch.Tensor):  # others are the optimizer's own
                 del state[parameter]
@@ -141,10 +141,10 @@ class Layout:
         numbered = {own[key] if isinstance(key, int) else key: value for key, value in plain["state"].items()}
         return {"state": numbered, "param_groups": whole}
 
-    def localised(self, given: Mapping[str, Any], groups: Sequence[ParameterGroup]) -> dict[str, Any]:
+    def localised(self, state_dict: Mapping[str, Any], groups: Sequence[ParameterGroup]) -> dict[str, Any]:
         """Return this rank's part of a full state dict; the reverse of :meth:`renumbered`."""
-        stored = params_of(given["param_groups"])
-        saved = given["state"]
+        stored = params_of(state_dict["param_groups"])
+        saved = state_dict["state"]
         own = {
             new: saved[stored[old]]
             for new, old in enumerate(self._numbers_of(groups))
@@ -152,15 +152,15 @@ class Layout:
         }
         first = 0
         local = []
-        for group, left in zip(given["param_groups"], groups, strict=True):
-            group = {**group, "params": list(range(first, first + len(left["params"])))}
+        for group, own_group in zip(state_dict["param_groups"], groups, strict=True):
+            group = {**group, "params": list(range(first, first + len(own_group["params"])))}
             group.pop("param_names", None)
-            if "param_names" in left:
-                group["param_names"] = list(left["param_names"])
+            if "param_names" in own_group:
+                group["param_names"] = list(own_group["param_names"])
             local.append(group)
-            first += len(left["params"])
+            first += len(own_group["params"])
         others = {key: value for key, value in saved.items() if not isinstance(key, int)}
-        return {**given, "state": {**own, **others}, "param_groups": local}
+        return {**state_dict, "state": {**own, **others}, "param_groups": local}
 
     def _numbers_of(self, groups: Sequence[ParameterGroup]) -> list[int]:
         """Return the whole optimizer's numbers of this rank's parameters, in order."""

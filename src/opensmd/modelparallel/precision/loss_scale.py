@@ -175,15 +175,15 @@ def shared_loss_scale(static: float | None, dynamic: bool, arguments: Mapping[st
     first = wanted.pop("init_scale")
     if not dynamic:
         first = 1.0 if static is None else static
-    made = LossScale(dynamic=dynamic, loss_scale=first, **wanted)
+    scale = LossScale(dynamic=dynamic, loss_scale=first, **wanted)
     shared = state.loss_scale
     if not isinstance(shared, LossScale):
-        state.loss_scale = state.scalers[id(made)] = made
-        return made
-    if shared.settings != made.settings:
+        state.loss_scale = state.scalers[id(scale)] = scale
+        return scale
+    if shared.settings != scale.settings:
         raise ValueError(
             "smp.DistributedOptimizer: all optimizers of a training share one loss scale, because "
-            f"model.backward scales a loss once; asked for are {shared.settings} and {made.settings}"
+            f"model.backward scales a loss once; asked for are {shared.settings} and {scale.settings}"
         )
     return shared
 

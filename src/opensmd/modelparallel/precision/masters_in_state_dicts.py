@@ -17,18 +17,18 @@ MASTER = "master_weight"
 SCALE = "loss_scale"
 
 
-def split_masters(given: Mapping[str, Any]) -> tuple[dict[int, Tensor], dict[str, Any]]:
+def split_masters(state_dict: Mapping[str, Any]) -> tuple[dict[int, Tensor], dict[str, Any]]:
     """Split a full state dict into the masters by number and what an optimizer without them would have.
 
     A parameter whose state was only its master has no state then: its optimizer has not stepped yet.
     """
     masters: dict[int, Tensor] = {}
     rest: dict[Any, Any] = {}
-    for number, entries in given["state"].items():
+    for number, entries in state_dict["state"].items():
         if isinstance(entries, Mapping) and MASTER in entries:
             masters[number] = entries[MASTER]
             entries = {key: value for key, value in entries.items() if key != MASTER}
             if not entries:
                 continue
         rest[number] = entries
-    return masters, {key: value for key, value in given.items() if key != SCALE} | {"state": rest}
+    return masters, {key: value for key, value in state_dict.items() if key != SCALE} | {"state": rest}

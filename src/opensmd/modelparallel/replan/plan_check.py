@@ -72,15 +72,17 @@ class PlanCheck:
             self._say_nothing_is_known()
             return None
         searches = self._cfg.pipeline == "searched"
-        found = None
+        comparison = None
         if searches or 0 in self._groups.members(CommGroup.PP_GROUP):
             measured = self._of_all_stages()
-            found = self._compared(measured)
+            comparison = self._compared(measured)
             if searches:
                 self._engine.follow_times(measured)
         if not self._cfg.replan:
             return None
-        sent: list[Any] = [None if found is None or found.plan is None else found.plan.to_json()]
+        sent: list[Any] = [
+            None if comparison is None or comparison.plan is None else comparison.plan.to_json()
+        ]
         dist.broadcast_object_list(sent, group=self._groups.messages, group_src=0)
         return None if sent[0] is None else Plan.from_json(sent[0])
 
@@ -104,11 +106,13 @@ class PlanCheck:
             return None
         plan, replans = self._first.plan, self._cfg.replan
         worth = WORTH_A_MOVE if replans else WORTH_A_WORD
-        found = better_plan(trace, plan, measured, make, microbatches=self._cfg.microbatches, worth=worth)
-        if found is not None:
-            level = logging.INFO if found.plan is None else logging.WARNING
-            logger.log(level, "%s", better_plan_text(plan, measured, found, replans=replans))
-        return found
+        comparison = better_plan(
+            trace, plan, measured, make, microbatches=self._cfg.microbatches, worth=worth
+        )
+        if comparison is not None:
+            level = logging.INFO if comparison.plan is None else logging.WARNING
+            logger.log(level, "%s", better_plan_text(plan, measured, comparison, replans=replans))
+        return comparison
 
 
 def _usual(times: Sequence[StageTimes]) -> StageTimes:

@@ -13,25 +13,27 @@ __all__ = ["better_plan_text"]
 MOST_NAMED = 6
 
 
-def better_plan_text(plan: Plan, measured: Sequence[StageTimes], found: BetterPlan, *, replans: bool) -> str:
+def better_plan_text(
+    plan: Plan, measured: Sequence[StageTimes], comparison: BetterPlan, *, replans: bool
+) -> str:
     """Describe the times, the better plan and its savings in a few sentences.
 
     Args:
         plan: the plan that was followed.
         measured: the time of a microbatch on each stage.
-        found: what follows from that.
+        comparison: what follows from that.
         replans: whether the job will switch to the better plan.
     """
     text = (
         f"the partitions do not take the shares of the work that were planned: a microbatch takes "
         f"{_milliseconds(measured)} on partitions 0 to {plan.stages - 1}, planned were {_shares(plan)}"
     )
-    if found.plan is None:
+    if comparison.plan is None:
         return f"{text}. No other cut of the model would be better by more than a few percent"
-    better, now = _apart(found.better_seconds * 1e3, found.seconds * 1e3)
+    better, now = _apart(comparison.better_seconds * 1e3, comparison.seconds * 1e3)
     text += (
-        f". By a better plan a step takes about {better} instead of {now} ms ({found.saved:.0%} less): "
-        f"{_moves(plan, found.plan)}"
+        f". By a better plan a step takes about {better} instead of {now} ms ({comparison.saved:.0%} less): "
+        f"{_moves(plan, comparison.plan)}"
     )
     if replans:
         return f"{text}. It is followed from the next step on"

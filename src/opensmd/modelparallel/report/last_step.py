@@ -35,8 +35,8 @@ def pipeline_events() -> list[PipelineEvent]:
     return gather_events(engine.record, get_mp_process_group(), sent=engine.sent)
 
 
-def _engine(asked: str) -> Engine:
-    engine = state.require(asked).engine
+def _engine(call: str) -> Engine:
+    engine = state.require(call).engine
     if engine is None:
-        raise SMPError(f"{asked}: the model is split in the first step, and none has run yet")
+        raise SMPError(f"{call}: the model is split in the first step, and none has run yet")
     return engine

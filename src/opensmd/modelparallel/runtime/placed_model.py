@@ -133,7 +133,7 @@ class PlacedModel:
                 if buffer is not None:
                     place = everywhere if name in self._split else plan.homes[name]
                     places.setdefault(buffer, set()).add(place)
-        return frozenset(buffer for buffer, found in places.items() if len(found) > 1)
+        return frozenset(buffer for buffer, homes in places.items() if len(homes) > 1)
 
     def _tag_buffers(
         self, modules: dict[str, nn.Module], plan: Plan

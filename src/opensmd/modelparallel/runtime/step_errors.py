@@ -76,11 +76,11 @@ def located(error: BaseException, microbatch: Microbatch) -> BaseException:
     """Return the error of a running microbatch; if it is the process group's, with where that was."""
     if not isinstance(error, DistBackendError):
         return error
-    found = SMPError(
+    step_error = SMPError(
         f"the pipeline stopped: microbatch {microbatch.index} was at {microbatch.point}. {_in_words(error)}"
     )
-    found.__cause__ = error
-    return found
+    step_error.__cause__ = error
+    return step_error
 
 
 def _in_words(error: DistBackendError) -> str:

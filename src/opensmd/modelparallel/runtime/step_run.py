@@ -142,8 +142,8 @@ def _microbatches(context: PipelineContext, calls: Sequence[Arguments]) -> list[
 
 def _name(function: Callable[..., Any]) -> tuple[str, str]:
     """Return what tells step functions apart, also if a script defines them anew."""
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return named.__module__, named.__qualname__
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return owner.__module__, owner.__qualname__
 
 
 def _bound(function: Callable[..., Any], calls: Sequence[Arguments]) -> list[Callable[[], Any]]:

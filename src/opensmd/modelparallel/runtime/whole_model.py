@@ -67,10 +67,8 @@ class WholeModel:
         share: float,
     ) -> None:
         """Run ``model.backward`` of the current microbatch; ``share`` is the factor for gradients."""
-        roots, given = root_pairs(tensors, grad_tensors)
-        gradients = [
-            root_gradient(root, gradient, share) for root, gradient in zip(roots, given, strict=True)
-        ]
+        roots, starts = root_pairs(tensors, grad_tensors)
+        gradients = [root_gradient(root, start, share) for root, start in zip(roots, starts, strict=True)]
         with self._reduced_if_last(roots):
             run_backward(roots, gradients, retain_graph=bool(retain_graph))
 

@@ -177,8 +177,8 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _none_is_the_default(cls, values: Any) -> Any:
-        asked = ("active_microbatches", "memory_weight")
-        return {name: each for name, each in values.items() if each is not None or name not in asked}
+        defaulted = ("active_microbatches", "memory_weight")
+        return {name: value for name, value in values.items() if value is not None or name not in defaulted}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -283,10 +283,10 @@ class Config(BaseModel):
     def _refuse_absent(self) -> None:
         absent = [name for name in _ABSENT if self._asks(name)]
         if absent:
-            given = ", ".join(f"{name}={getattr(self, name)!r}" for name in absent)
+            settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in absent)
             nothing = ", ".join(f"{name}={type(self).model_fields[name].default!r}" for name in absent)
             verb, those = ("asks", "it") if len(absent) == 1 else ("each ask", "them")
             raise ValueError(
-                f"{given} {verb} for a feature of the original library that does not exist here; leave "
+                f"{settings} {verb} for a feature of the original library that does not exist here; leave "
                 f"{those} out, or set {nothing}"
             )

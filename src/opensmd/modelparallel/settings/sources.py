@@ -78,7 +78,7 @@ def load_config(
     environ = os.environ if environ is None else environ
     arguments = sys.argv[1:] if arguments is None else arguments
     sources = (given or {}, _from_variable(environ), _from_arguments(arguments))
-    values = {name: each for source in sources for name, each in _one_name(source).items()}
+    values = {name: value for source in sources for name, value in _one_name(source).items()}
     values = _without_foreign(values)
     _require_known(values)
     try:
@@ -126,8 +126,8 @@ def _require_known(values: Mapping[str, Any]) -> None:
     unknown = sorted(set(values) - set(Config.model_fields), key=str)
     if unknown:
         valid = sorted({*Config.model_fields, "partitions"})
-        named = ", ".join(f"{name}{_meant(name, valid)}" for name in unknown)
-        raise ValueError(f"unknown modelparallel parameters: {named}. The valid ones are: {', '.join(valid)}")
+        hints = ", ".join(f"{name}{_meant(name, valid)}" for name in unknown)
+        raise ValueError(f"unknown modelparallel parameters: {hints}. The valid ones are: {', '.join(valid)}")
 
 
 def _warn_of_idle(config: Config, values: Mapping[str, Any]) -> None:

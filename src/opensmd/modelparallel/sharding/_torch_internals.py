@@ -127,8 +127,8 @@ def reduce_now(module: FSDPModule) -> None:
 
 def _gradient(parameter: Any) -> Tensor | None:
     if parameter.unsharded_accumulated_grad is not None:
-        found: Tensor = parameter.unsharded_accumulated_grad
-        return found
+        gradient: Tensor = parameter.unsharded_accumulated_grad
+        return gradient
     gathered: nn.Parameter | None = getattr(parameter, "_unsharded_param", None)
     return None if gathered is None else gathered.grad
 

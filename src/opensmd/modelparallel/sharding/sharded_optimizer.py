@@ -177,20 +177,20 @@ class ShardedMethods(PrecisionAttributes):
         Raises:
             SMPCheckpointError: the slices are from another rank or degree.
         """
-        given = state_dict
-        if isinstance(given, Mapping) and SHARD in given:
-            given = self._smp_from_slices(given)
-        fitting: dict[str, Any] = super()._smp_fitting(given)  # type: ignore[misc]
+        saved = state_dict
+        if isinstance(saved, Mapping) and SHARD in saved:
+            saved = self._smp_from_slices(saved)
+        fitting: dict[str, Any] = super()._smp_fitting(saved)  # type: ignore[misc]
         return fitting
 
-    def _smp_from_slices(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _smp_from_slices(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         if self._smp_slices is None:
             raise SMPError(
                 "optimizer.load_state_dict: slices of sharded optimizer state can be loaded once there are "
                 "parameters to load them for: after the first step, for example in "
                 "model.register_post_step_hook"
             )
-        rank, ranks = given[SHARD]
+        rank, ranks = saved[SHARD]
         mine = self._smp_group.rank(), self._smp_group.size()
         if (rank, ranks) != mine:
             raise SMPCheckpointError(
@@ -198,8 +198,8 @@ class ShardedMethods(PrecisionAttributes):
                 f"part {mine[0]} of {mine[1]}; load what local_state_dict() or state_dict() gave, which is "
                 "whole"
             )
-        whole = {name: each for name, each in given.items() if name != SHARD}
-        return {**whole, "state": self._smp_gathered(given["state"])}
+        whole = {name: value for name, value in saved.items() if name != SHARD}
+        return {**whole, "state": self._smp_gathered(saved["state"])}
 
     def _smp_gathered(self, entries: Mapping[Any, Any]) -> dict[Any, Any]:
         """Gather slices into whole tensors; all replicas must call."""
@@ -291,8 +291,8 @@ class ShardedMethods(PrecisionAttributes):
         trained = self._smp_slice_at(number)
         return trained.whole(part) if trained is not None and self._smp_gathers else part
 
-    def _smp_localised(self, given: dict[str, Any], layout: Layout) -> dict[str, Any]:
-        own: dict[str, Any] = super()._smp_localised(given, layout)  # type: ignore[misc]
+    def _smp_localised(self, saved: dict[str, Any], layout: Layout) -> dict[str, Any]:
+        own: dict[str, Any] = super()._smp_localised(saved, layout)  # type: ignore[misc]
         parameters = params_of(self.param_groups)
         for position, parameter in enumerate(parameters):
             trained = self._smp_slice_at(layout.local[id(parameter)])

@@ -150,15 +150,17 @@ class ShardedReplicas(ReplicasTogether):
         self._sharded.units[-1].set_is_last_backward(wanted)
 
     def _reduce_what_is_left(self) -> None:
-        found = [pair for unit in self._sharded.units for pair in gradients_found(unit)]
-        if not self._split and not any(has for _, has in found):
+        gradients = [pair for unit in self._sharded.units for pair in gradients_found(unit)]
+        if not self._split and not any(has for _, has in gradients):
             return
-        if not found:
+        if not gradients:
             return
         device = control_device(self._group)  # the CPU if possible, so that nothing waits for a GPU
-        have = torch.tensor([has for _, has in found], dtype=torch.uint8, device=device)
+        have = torch.tensor([has for _, has in gradients], dtype=torch.uint8, device=device)
         dist.all_reduce(have, op=dist.ReduceOp.MAX, group=self._group)
-        wanted = {id(parameter): bool(has) for (parameter, _), has in zip(found, have.tolist(), strict=True)}
+        wanted = {
+            id(parameter): bool(has) for (parameter, _), has in zip(gradients, have.tolist(), strict=True)
+        }
         self._reduces(True)
         for unit in reversed(self._sharded.units):
             zeros_where(unit, wanted)

@@ -27,33 +27,34 @@ _MODULES = ("torch.optim.", "opensmd.optim.")
 _SECOND_MOMENTS = ("exp_avg_sq", "exp_inf")
 
 
-def require_optimizer_state(given: Mapping[str, Any]) -> None:
+def require_optimizer_state(state_dict: Mapping[str, Any]) -> None:
     """Refuse what is no optimizer's state dict.
 
     Raises:
         ValueError: it has no groups or no state.
     """
-    if "param_groups" not in given or "state" not in given:
+    if "param_groups" not in state_dict or "state" not in state_dict:
         raise ValueError(
-            f"this is not an optimizer state dict: it has the keys {sorted(map(str, given))[:5]}, and "
+            f"this is not an optimizer state dict: it has the keys {sorted(map(str, state_dict))[:5]}, and "
             "lacks 'state' or 'param_groups'"
         )
 
 
-def require_same_groups(sizes: Sequence[int], given: Mapping[str, Any]) -> None:
+def require_same_groups(sizes: Sequence[int], state_dict: Mapping[str, Any]) -> None:
     """Refuse a state dict whose groups have other sizes than the optimizer's.
 
     Raises:
         ValueError: they have.
     """
-    found = [len(group["params"]) for group in given["param_groups"]]
-    if found != sizes:
+    saved_sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+    if saved_sizes != sizes:
         raise ValueError(
-            f"the loaded optimizer state has parameter groups of sizes {found}, this optimizer of {sizes}"
+            f"the loaded optimizer state has parameter groups of sizes {saved_sizes}, this optimizer of "
+            f"{sizes}"
         )
 
 
-def require_same_kind(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> None:
+def require_same_kind(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
     """Refuse a state dict with which the next step would fail; of other libraries' optimizers nobody knows.
 
     Raises:
@@ -62,19 +63,20 @@ def require_same_kind(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]
     kind = _kind(optimizer)
     if kind is None:
         return
-    lacking = _lacking_settings(optimizer, kind, given["param_groups"])
+    lacking = _lacking_settings(optimizer, kind, state_dict["param_groups"])
     if "betas" in optimizer.defaults:
         own, other = _SECOND_MOMENTS if kind.__name__ != "Adamax" else reversed(_SECOND_MOMENTS)
         if any(
             other in entry and own not in entry
-            for entry in given["state"].values()
+            for entry in state_dict["state"].values()
             if isinstance(entry, Mapping)
         ):
             lacking.append(own)
     if lacking:
         raise ValueError(
             f"the loaded optimizer state is of another kind of optimizer than {kind.__name__}, which needs "
-            f"{', '.join(lacking)}; its settings are {', '.join(_settings(given))}. Nothing has been changed"
+            f"{', '.join(lacking)}; its settings are {', '.join(_settings(state_dict))}. Nothing has "
+            "been changed"
         )
 
 
@@ -87,7 +89,7 @@ def has_parameters_shapes(optimizer: torch.optim.Optimizer) -> bool:
     return kind.__module__.startswith(_MODULES) and kind.__name__ != "Adafactor"
 
 
-def require_same_shapes(shapes: Sequence[torch.Size], given: Mapping[str, Any]) -> None:
+def require_same_shapes(shapes: Sequence[torch.Size], state_dict: Mapping[str, Any]) -> None:
     """Refuse a state dict whose tensors have other shapes than the parameters.
 
     Args:
@@ -96,11 +98,11 @@ def require_same_shapes(shapes: Sequence[torch.Size], given: Mapping[str, Any]) 
     Raises:
         ValueError: they have; the message names the first five.
     """
-    stored = params_of(given["param_groups"])
+    stored = params_of(state_dict["param_groups"])
     wrong = [
         f"{key} of parameter {number}: {tuple(tensor.shape)} in the checkpoint, {tuple(shape)} here"
         for number, shape in zip(stored, shapes, strict=True)
-        for key, tensor in given["state"].get(number, {}).items()
+        for key, tensor in state_dict["state"].get(number, {}).items()
         if isinstance(tensor, torch.Tensor) and tensor.numel() != 1 and tensor.shape != shape
     ]
     if wrong:
@@ -130,5 +132,5 @@ def _lacking_settings(
     return [name for name in needed if any(name not in group for group in completed.param_groups)]
 
 
-def _settings(given: Mapping[str, Any]) -> list[str]:
-    return sorted({name for group in given["param_groups"] for name in group_settings(group)})
+def _settings(state_dict: Mapping[str, Any]) -> list[str]:
+    return sorted({name for group in state_dict["param_groups"] for name in group_settings(group)})

@@ -84,9 +84,9 @@ def collect(
     lacking = [name for name, value in whole.items() if home_of(name) == me and not has_data(value)]
     homes = _owners_of(lacking, whole, group)
     own = {name: value for name, value in whole.items() if homes.get(name, home_of(name)) == me}
-    found = unite(own, group=group, only_first=only_first)
+    collected = unite(own, group=group, only_first=only_first)
     ordered: OrderedDict[str, Any] = OrderedDict(
-        (name, found[name]) for name in [*whole, *found] if name in found
+        (name, collected[name]) for name in [*whole, *collected] if name in collected
     )
     return with_versions(ordered, whole) if ordered else ordered
 
@@ -112,20 +112,20 @@ def _owners_of(lacking: list[str], whole: Mapping[str, Any], group: dist.Process
     return owners
 
 
-def gather_full(given: Mapping[str, Any], *, group: dist.ProcessGroup) -> dict[str, Any]:
+def gather_full(state_dict: Mapping[str, Any], *, group: dist.ProcessGroup) -> dict[str, Any]:
     """Merge the partial state dicts of all ranks of ``group``; every rank gets the full one.
 
     Raises:
         SMPCheckpointError: on every rank, if some have a full state dict and some a partial one.
     """
     kinds: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(kinds, is_partial(given), group=group)
+    dist.all_gather_object(kinds, is_partial(state_dict), group=group)
     if not all(kinds):
         full = [rank for rank, partial in enumerate(kinds) if not partial]
         raise SMPCheckpointError(
             f"pp_ranks {full} gave a full state dict and the others a partial one; give the same kind on all"
         )
-    return with_versions(unite(marked(given), group=group), given)
+    return with_versions(unite(marked(state_dict), group=group), state_dict)
 
 
 def unite(own: Mapping[Key, Any], *, group: dist.ProcessGroup, only_first: bool = False) -> dict[Key, Any]:
@@ -197,8 +197,8 @@ def _transfer_part(
         tensor = own.detach()
     else:
         strides = part.strides or contiguous_strides(part.shape)
-        made = torch.empty_strided(part.shape, strides, dtype=part.dtype, device=part.device)
-        tensor = newly_gathered(made)
+        buffer = torch.empty_strided(part.shape, strides, dtype=part.dtype, device=part.device)
+        tensor = newly_gathered(buffer)
     sent = sendable(in_memory_order(tensor, part.shape, part.strides) if part.strides else tensor)
     if sent.numel() == 0:
         return tensor

@@ -39,14 +39,16 @@ MODULE, FLAT, COUNT = "module", "fp32_flat_groups", "partition_count"  # see ``s
 _TYPES = {MODULE: Mapping, FLAT: list, COUNT: int}  # unlike any entry of a state dict
 
 
-def is_partial(given: Any) -> bool:
+def is_partial(state_dict: Any) -> bool:
     """Whether this is a partial state dict."""
-    return isinstance(given, Mapping) and bool(given.get(PARTIAL, False))
+    return isinstance(state_dict, Mapping) and bool(state_dict.get(PARTIAL, False))
 
 
-def marked(given: Mapping[str, Any]) -> dict[str, Any]:
+def marked(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state dict without its marks, and without what is there only for scripts to look up."""
-    return with_versions({name: value for name, value in given.items() if not _is_mark(name, value)}, given)
+    return with_versions(
+        {name: value for name, value in state_dict.items() if not _is_mark(name, value)}, state_dict
+    )
 
 
 def _is_mark(name: str, value: Any) -> bool:
@@ -60,9 +62,9 @@ def with_versions(entries: Mapping[str, Any], source: Mapping[str, Any]) -> dict
     """
     if not hasattr(source, "_metadata"):
         return dict(entries)
-    made: OrderedDict[str, Any] = OrderedDict(entries)
-    made._metadata = source._metadata  # type: ignore[attr-defined]
-    return made
+    versioned: OrderedDict[str, Any] = OrderedDict(entries)
+    versioned._metadata = source._metadata  # type: ignore[attr-defined]
+    return versioned
 
 
 def merge_trees(parts: Sequence[Any], *, tensor: int = 1) -> Any:
@@ -103,11 +105,11 @@ def merge_optimizers(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> 
     """
     layout = [group["params"] for group in parts[0]["param_groups"]]
     for rank, part in enumerate(parts):
-        found = [group["params"] for group in part["param_groups"]]
-        if found != layout:
+        numbers = [group["params"] for group in part["param_groups"]]
+        if numbers != layout:
             raise SMPCheckpointError(
                 f"partial optimizer state dicts do not belong together: part 0 has groups of "
-                f"{list(map(len, layout))} parameters, part {rank} of {list(map(len, found))}"
+                f"{list(map(len, layout))} parameters, part {rank} of {list(map(len, numbers))}"
             )
     united = _united([flat_state(part["state"]) for part in parts], _axes(parts, tensor), tensor)
     return {

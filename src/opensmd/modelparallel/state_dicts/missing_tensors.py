@@ -28,7 +28,7 @@ def stand_ins(module: nn.Module, is_here: Callable[[str], bool]) -> Iterator[Non
         module: the user's module.
         is_here: whether the tensor of this name has its data on this rank.
     """
-    made: dict[int, Tensor] = {}
+    twins: dict[int, Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, Tensor]] = []
     for prefix, submodule in module.named_modules():
         for table in (submodule._parameters, submodule._buffers):
@@ -37,9 +37,9 @@ def stand_ins(module: nn.Module, is_here: Callable[[str], bool]) -> Iterator[Non
                 if tensor is not None and (isinstance(tensor, Placeholder) or not is_here(full)):
                     replaced.append((table, name, tensor))
     for table, name, tensor in replaced:
-        if id(tensor) not in made:
-            made[id(tensor)] = _without_data(tensor)
-        table[name] = made[id(tensor)]
+        if id(tensor) not in twins:
+            twins[id(tensor)] = _without_data(tensor)
+        table[name] = twins[id(tensor)]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
@@ -65,7 +65,7 @@ def loads_by_itself(module: nn.Module) -> bool:
 
 
 def _without_data(tensor: Tensor) -> Tensor:
-    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    data = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return (
-        nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+        nn.Parameter(data, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
     )

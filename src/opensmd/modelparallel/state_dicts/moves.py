@@ -116,10 +116,10 @@ class Moves(StateDicts):
             self.gathered = True
             with torch.no_grad():
                 for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                    found = whole[name].detach().cpu().clone()
+                    data = whole[name].detach().cpu().clone()
                     if isinstance(tensor, Placeholder):
                         owner, _, last = name.rpartition(".")
-                        module.get_submodule(owner)._buffers[last] = found
+                        module.get_submodule(owner)._buffers[last] = data
                     else:
-                        give_data(tensor, found)
+                        give_data(tensor, data)
         return super().cpu()

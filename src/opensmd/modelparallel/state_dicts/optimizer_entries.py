@@ -87,14 +87,14 @@ def _shards_of_entries(flat: Mapping[tuple[Any, Any], Any], layout: Layout) -> d
 
 
 def sliced_entries(
-    given: Mapping[str, Any],
+    state_dict: Mapping[str, Any],
     names: list[str],
     shards: Mapping[str, Shard],
     layout: Layout | None,
     parameters: list[torch.nn.Parameter],
 ) -> dict[Any, Any]:
     """Return the state of a full state dict, cut to this rank's slices (``shards``, by name)."""
-    stored = params_of(given["param_groups"])
+    stored = params_of(state_dict["param_groups"])
     if layout is None:
         own: dict[int, torch.Tensor] = dict(enumerate(parameters))
     else:
@@ -105,7 +105,7 @@ def sliced_entries(
             for parameter in parameters
             if isinstance(parameter, DTensor)
         }
-    sliced = dict(given["state"])
+    sliced = dict(state_dict["state"])
     for index, (number, name) in enumerate(zip(stored, names, strict=True)):
         shard = shards.get(name)
         if number in sliced:
@@ -116,19 +116,19 @@ def sliced_entries(
     return sliced
 
 
-def unsliced_state(given: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
+def unsliced_state(state_dict: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
     """Return a state dict of all parameters with whole tensors, before the first step has cut the model.
 
     All tensor-parallel ranks must call.
     """
     if state.model is None or state.cfg.tensor_parallel_degree == 1:
-        return dict(given)
-    stored = params_of(given["param_groups"])
+        return dict(state_dict)
+    stored = params_of(state_dict["param_groups"])
     parameters = params_of(optimizer.param_groups)
     names = optimizer._smp_names()
     known = dict(zip(stored, zip(names, parameters, strict=True), strict=True))
     shards = state.model.shards
-    flat = flat_state({number: entries for number, entries in given["state"].items() if number in known})
+    flat = flat_state({number: entries for number, entries in state_dict["state"].items() if number in known})
     split = {
         (number, key): shards[known[number][0]]
         for (number, key), value in flat.items()
@@ -136,24 +136,24 @@ def unsliced_state(given: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
         and isinstance(value, torch.Tensor)
         and value.shape == known[number][1].shape
     }
-    entries = dict(given["state"])
+    entries = dict(state_dict["state"])
     for (number, key), value in whole_entries(flat, split).items():
         entries[number] = {**entries[number], key: value}
-    return {**given, "state": entries}
+    return {**state_dict, "state": entries}
 
 
 def _has_axes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def merged_parts(given: Mapping[str, Any]) -> dict[str, Any]:
+def merged_parts(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the parts of all ranks of the replica into a full state dict."""
     group = state.require("load_state_dict").groups[CommGroup.PP_GROUP]
     layouts: list[Any] = [None] * dist.get_world_size(group)
-    mine = {"param_groups": [], **given, "state": {}} if is_partial(given) else None
+    mine = {"param_groups": [], **state_dict, "state": {}} if is_partial(state_dict) else None
     dist.all_gather_object(layouts, mine, group=group)
     if None in layouts:
         raise SMPCheckpointError("some ranks gave a full optimizer state dict and some a partial one")
     merged = merge_optimizers(layouts)
-    merged["state"] = gathered_entries(given["state"])
+    merged["state"] = gathered_entries(state_dict["state"])
     return merged

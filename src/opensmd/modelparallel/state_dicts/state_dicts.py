@@ -116,7 +116,7 @@ class StateDicts(DistributedParts):
         """Return entries with whole tensors instead of the slices of tensor-parallel ranks."""
         return with_versions(whole_entries(entries, self.shards), entries)
 
-    def _sliced(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _sliced(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a full state dict with this rank's slices of split tensors."""
         own = {
             name: tensor
@@ -124,9 +124,9 @@ class StateDicts(DistributedParts):
             if self.is_here(name) or not isinstance(tensor, DTensor)
         }
         sliced = {
-            name: cut_entry(value, self.shards.get(name), own.get(name)) for name, value in given.items()
+            name: cut_entry(value, self.shards.get(name), own.get(name)) for name, value in state_dict.items()
         }
-        return with_versions(sliced, given)
+        return with_versions(sliced, state_dict)
 
     def orig_state_dict(self) -> dict[str, Any]:
         """Return the module's own ``state_dict`` without asking other ranks, so without what lives there."""
@@ -226,48 +226,48 @@ class StateDicts(DistributedParts):
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"model.load_state_dict: expected a state dict, got {type(state_dict).__name__}")
         before_writing()
-        given = with_versions(state_dict, state_dict)
-        if self.partitioned or (is_partial(given) and not same_partition_load):
+        entries = with_versions(state_dict, state_dict)
+        if self.partitioned or (is_partial(entries) and not same_partition_load):
             meet_for("model.load_state_dict()")
-        if is_partial(given):
+        if is_partial(entries):
             if same_partition_load:
-                return self._load_same_partition(given)
-            given = gather_full(given, group=state.require("load_state_dict").groups[CommGroup.PP_GROUP])
+                return self._load_same_partition(entries)
+            entries = gather_full(entries, group=state.require("load_state_dict").groups[CommGroup.PP_GROUP])
         if self.delayed:
-            return self._load_into_delayed(given, strict=strict, assign=assign)
-        given = self._sliced(marked(given))
-        self._check(given, strict=strict and self.partitioned)
+            return self._load_into_delayed(entries, strict=strict, assign=assign)
+        entries = self._sliced(marked(entries))
+        self._check(entries, strict=strict and self.partitioned)
         module = self.get_module()
         if not self.partitioned:
-            return module.load_state_dict(given, strict=strict, assign=assign)
+            return module.load_state_dict(entries, strict=strict, assign=assign)
         if assign:
             raise ValueError(
                 "assign=True would undo the partition; load before the first step, or without it"
             )
         with stand_ins(module, self.is_here):
-            keys = module.load_state_dict(given, strict=strict)
+            keys = module.load_state_dict(entries, strict=strict)
         state.follow_model()
         return keys
 
-    def _load_into_delayed(self, given: dict[str, Any], *, strict: bool, assign: bool) -> Any:
+    def _load_into_delayed(self, entries: dict[str, Any], *, strict: bool, assign: bool) -> Any:
         """Keep a full state dict until the first step, which gives parameters their memory."""
         if assign:
             raise ValueError(
                 "assign=True would make parameters of other ranks, too, before the first step knows where "
                 "they live; load without it"
             )
-        self._check(self._sliced(marked(given)), strict=strict)
+        self._check(self._sliced(marked(entries)), strict=strict)
         own = self.get_module().state_dict()
-        self._pending_full = given, strict, _versions_of(given)
+        self._pending_full = entries, strict, _versions_of(entries)
         return torch.nn.modules.module._IncompatibleKeys(
-            [name for name in own if name not in given], [name for name in given if name not in own]
+            [name for name in own if name not in entries], [name for name in entries if name not in own]
         )
 
-    def _load_same_partition(self, given: dict[str, Any]) -> Any:
+    def _load_same_partition(self, entries: dict[str, Any]) -> Any:
         if not self.partitioned:
-            self._pending_local = given
+            self._pending_local = entries
             return torch.nn.modules.module._IncompatibleKeys([], [])
-        own = self._sliced(marked(given))
+        own = self._sliced(marked(entries))
         sources = self._require_same_partition(set(own))
         self.share_what_is_everywhere()  # forwards may have left the data of buffers on other ranks
         self._check(own, strict=False)
@@ -287,10 +287,10 @@ class StateDicts(DistributedParts):
         group, local = state.groups[CommGroup.PP_GROUP], set(self._own_entries())
         wanted, given = ([name for name in names if self._is_of_split(name)] for names in (local, own))
         missing, unknown = sorted(local - set(own) - set(wanted)), sorted(set(own) - local - set(given))
-        found: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, (state.rank, missing, unknown, wanted, given), group=group)
-        sources = {name: source for source, (*_, given) in reversed([*enumerate(found)]) for name in given}
-        for rank, missing, unknown, wanted, _ in found:
+        answers: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(answers, (state.rank, missing, unknown, wanted, given), group=group)
+        sources = {name: source for source, (*_, given) in reversed([*enumerate(answers)]) for name in given}
+        for rank, missing, unknown, wanted, _ in answers:
             missing = [*missing, *sorted(set(wanted) - set(sources))]
             if missing or unknown:
                 raise SMPCheckpointError(
@@ -299,14 +299,14 @@ class StateDicts(DistributedParts):
                 )
         return sources
 
-    def _check(self, given: Mapping[str, Any], *, strict: bool) -> None:
+    def _check(self, entries: Mapping[str, Any], *, strict: bool) -> None:
         """Check names (if ``strict``) and shapes before torch changes anything, unless module code does."""
         module = self.get_module()
         if loads_by_itself(module):
             return
         own = self._entries() if self.partitioned else module.state_dict()
-        missing = [name for name in own if name not in given]
-        unexpected = [name for name in given if name not in own]
+        missing = [name for name in own if name not in entries]
+        unexpected = [name for name in entries if name not in own]
         if strict and (missing or unexpected):
             raise RuntimeError(
                 f"Error(s) in loading state_dict for {type(module).__name__}: missing keys {missing}, "
@@ -314,7 +314,7 @@ class StateDicts(DistributedParts):
             )
         wrong = [
             f"{name}: {tuple(value.shape)} in the checkpoint, {tuple(own[name].shape)} in the model"
-            for name, value in given.items()
+            for name, value in entries.items()
             if isinstance(value, Tensor)
             and isinstance(own.get(name), Tensor)
             and not is_lazy(own[name])
@@ -336,37 +336,37 @@ class StateDicts(DistributedParts):
         if dist.get_world_size(group) == 1:
             return {}
         own = None if self._pending_local is None else list(marked(self._pending_local))
-        found: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, (state.rank, own), group=group)
-        lacking = [rank for rank, names in found if names is None]
-        if len(lacking) == len(found):
+        answers: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(answers, (state.rank, own), group=group)
+        lacking = [rank for rank, names in answers if names is None]
+        if len(lacking) == len(answers):
             return {}
         if lacking:
             raise SMPCheckpointError(
                 f"rank {lacking[0]} was given no partial state dict, but other ranks of its pipeline were: "
                 "call model.load_state_dict(..., same_partition_load=True) on all of them"
             )
-        return saved_places([names for _, names in found])
+        return saved_places([names for _, names in answers])
 
     def _load_what_waited(self) -> None:
         """Load the state dicts that were given before the model was placed."""
         if self._pending_full is not None:
-            (given, strict, versions), self._pending_full = self._pending_full, None
-            if _versions_of(given) != versions:
+            (entries, strict, versions), self._pending_full = self._pending_full, None
+            if _versions_of(entries) != versions:
                 raise SMPError(
                     "tensors of the state dict that model.load_state_dict was given have been changed before "
                     "the first step, which loads them into parameters whose initialization was delayed. Give "
                     "it copies of tensors that go on changing"
                 )
-            self.load_state_dict(given, strict)
+            self.load_state_dict(entries, strict)
         if self._pending_local is not None:
             pending, self._pending_local = self._pending_local, None
             self._load_same_partition(pending)
 
 
-def _versions_of(given: Mapping[str, Any]) -> dict[str, int]:
+def _versions_of(state_dict: Mapping[str, Any]) -> dict[str, int]:
     """Return how often the tensors of a state dict have been changed."""
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in state_dict.items() if isinstance(value, Tensor)}
     return {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
 
 

@@ -94,8 +94,8 @@ class Whereabouts(nn.Module):
         if self.plan is None:
             return True
         homes = self.plan.homes
-        found = next(ancestor for ancestor in (name, *ancestors(name)) if ancestor in homes)
-        return homes[found] == state.groups.rank_in(CommGroup.PP_GROUP)
+        placed = next(ancestor for ancestor in (name, *ancestors(name)) if ancestor in homes)
+        return homes[placed] == state.groups.rank_in(CommGroup.PP_GROUP)
 
     def is_here(self, name: str) -> bool:
         """Like :meth:`is_local`, and True for buffers of split modules, which every rank has a copy of.

@@ -36,12 +36,12 @@ def clip_by_whole_tensors(slices: Callable[[], Iterable[nn.Parameter]]) -> Calla
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        given = [gradients] if isinstance(gradients, Tensor) else list(gradients)
+        tensors = [gradients] if isinstance(gradients, Tensor) else list(gradients)
         own = {id(parameter.grad) for parameter in slices()}
-        split = [gradient for gradient in given if id(gradient) in own]
+        split = [gradient for gradient in tensors if id(gradient) in own]
         if not split:
-            return plain(given, norm_type, error_if_nonfinite, foreach)
-        common = [gradient for gradient in given if id(gradient) not in own]
+            return plain(tensors, norm_type, error_if_nonfinite, foreach)
+        common = [gradient for gradient in tensors if id(gradient) not in own]
         shared = _over_ranks(plain(split, norm_type, False, foreach), float(norm_type))
         parts = [shared, plain(common, norm_type, False, foreach).to(shared.device)] if common else [shared]
         return plain(parts, norm_type, error_if_nonfinite)

@@ -154,11 +154,11 @@ def counterpart(module: nn.Module, config: dict[str, Any]) -> nn.Module | None:
         unchanged: nn.Module = place.distributed(module, config)
         return unchanged
     original = original_of(module, place.TRANSLATIONS)
-    made: nn.Module = place.distributed(module, config)
-    note_original(made, original)
+    distributed: nn.Module = place.distributed(module, config)
+    note_original(distributed, original)
     if place.TRANSLATIONS not in state.module_manager.translate_functions:
         state.module_manager.translate_functions.append(place.TRANSLATIONS)
-    return made
+    return distributed
 
 
 def _registered_counterpart(
@@ -173,15 +173,17 @@ def _registered_counterpart(
             return None
         args, kwargs = hooked
     require_nothing_attached(module, but=attached)
-    made = registration.dist_module(*args, **{**kwargs, **_taken(registration.dist_module, config)})
-    made.train(module.training)
+    distributed = registration.dist_module(*args, **{**kwargs, **_taken(registration.dist_module, config)})
+    distributed.train(module.training)
     if registration.forward_hook is not None:
         wanted = registration.forward_hook
-        made.register_forward_pre_hook(lambda _, args, kwargs: wanted(*args, **kwargs), with_kwargs=True)
+        distributed.register_forward_pre_hook(
+            lambda _, args, kwargs: wanted(*args, **kwargs), with_kwargs=True
+        )
     if registration.return_hook is not None:
         returned = registration.return_hook
-        made.register_forward_hook(lambda _, args, output: returned(output))
-    return made
+        distributed.register_forward_hook(lambda _, args, output: returned(output))
+    return distributed
 
 
 def _taken(dist_module: type[nn.Module], config: dict[str, Any]) -> dict[str, Any]:

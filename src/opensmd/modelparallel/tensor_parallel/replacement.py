@@ -58,15 +58,15 @@ class _Replacement:
             logger.info("module %r is not distributed: it computes with the weights in it", name)
             self._done[module] = module
             return module
-        self._done[module] = made = self._counterpart(module, name) or module
-        if made is module and not isinstance(module, DistributedModule):
+        self._done[module] = counterpart = self._counterpart(module, name) or module
+        if counterpart is module and not isinstance(module, DistributedModule):
             for own, child in list(module.named_children()):
                 replaced = self.of(child, f"{name}.{own}" if name else own)
                 if replaced is not child:
                     setattr(module, own, replaced)
             if any(isinstance(submodule, DistributedModule) for submodule in module.modules()):
                 call_parts(module)
-        return made
+        return counterpart
 
     def _counterpart(self, module: nn.Module, name: str) -> nn.Module | None:
         wish = wish_of(module)

@@ -36,7 +36,7 @@ class FixedOrder:
         """See :class:`Policy`; None only at the end, because microbatches wait in place."""
         if standing.weights:
             return Choice(*standing.weights[0])
-        waiting = [i for i, each in enumerate(standing.progress) if each is _AT_BACKWARD]
+        waiting = [i for i, progress in enumerate(standing.progress) if progress is _AT_BACKWARD]
         if self._forwards and (len(waiting) < self._ahead):
             return Choice(self._forwards.popleft())
         return Choice(waiting[0]) if waiting else None

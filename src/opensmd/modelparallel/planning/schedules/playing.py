@@ -143,13 +143,13 @@ class _Play:
         return [("F", microbatch, stage), *after]
 
     def _require_end(self, rows: Sequence[Sequence[Timed]]) -> None:
-        left = [
+        stuck = [
             f"rank {rank} at {row[len(done)]}"
             for rank, (row, done) in enumerate(zip(self._table.rows, rows, strict=True))
             if len(done) < len(row)
         ]
-        if left:
-            raise ValueError(f"{self._table.name}: ranks wait for each other ({', '.join(left)})")
+        if stuck:
+            raise ValueError(f"{self._table.name}: ranks wait for each other ({', '.join(stuck)})")
 
 
 def _most(row: Sequence[Timed]) -> int:

@@ -120,5 +120,5 @@ def fused(table: Table) -> Table:
             )
         )
         stages.append([own[chunk] for chunk in starts])
-    left = sorted(stage for own in stages for stage in own)
-    return Table(table.name, tuple(rows), tuple(tuple(map(left.index, own)) for own in stages))
+    remaining = sorted(stage for own in stages for stage in own)
+    return Table(table.name, tuple(rows), tuple(tuple(map(remaining.index, own)) for own in stages))

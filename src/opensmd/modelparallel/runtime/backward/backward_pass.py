@@ -129,9 +129,9 @@ class BackwardPass:
             raise SMPError("backward inside a smp.step function takes neither create_graph nor inputs")
         if share is None:
             self._context.sum_warning.plain_backward(self._counts.microbatches)
-        roots, given = root_pairs(tensors, grad_tensors)
+        roots, gradients = root_pairs(tensors, grad_tensors)
         with microbatch.not_intercepted():
-            self._begin(microbatch, roots, given, bool(retain_graph), 1.0 if share is None else share)
+            self._begin(microbatch, roots, gradients, bool(retain_graph), 1.0 if share is None else share)
 
     def settle(self, microbatch: Microbatch) -> None:
         """Run the rest of a microbatch's backward before its function continues.
@@ -180,7 +180,7 @@ class BackwardPass:
         self,
         microbatch: Microbatch,
         roots: Sequence[Tensor],
-        given: Sequence[Tensor | None],
+        grad_tensors: Sequence[Tensor | None],
         retain_graph: bool,
         share: float,
     ) -> None:
@@ -193,7 +193,7 @@ class BackwardPass:
         self._counts.add(microbatch.index)
         own: list[Tensor] = []
         gradients: list[Tensor] = []
-        for root, gradient, tag in zip(roots, given, tags, strict=True):
+        for root, gradient, tag in zip(roots, grad_tensors, tags, strict=True):
             if tag is not None:
                 microbatch.require_not_later(tag)
             if tag is None or tag.home == self._context.rank:

@@ -210,9 +210,9 @@ class CallRunner:
         # The path of nearly all calls; the rest is for those that change arguments or return more.
         described = description.new_tensor
         if described is not None:
-            made = described.placeholder()
-            self.put(made, call.new_tag(described, home))
-            return made
+            placeholder = described.placeholder()
+            self.put(placeholder, call.new_tag(described, home))
+            return placeholder
         for change in description.changed:
             self._changed.add(call, change, home, None)
         tensors = [self._placeholder(tensor, call, home) for tensor in description.tensors]
@@ -232,16 +232,16 @@ class CallRunner:
 
     def _run_known(self, home: int, call: Call, tensors: Sequence[Tensor | None], known: Description) -> Any:
         """Run a call whose result the others already know."""
-        given = call.given(tensors)
-        result = self._call(call, *given, known)
+        arguments = call.given(tensors)
+        result = self._call(call, *arguments, known)
         described = known.new_tensor
         if described is not None and isinstance(result, Tensor) and described.fits(result):
             if tag_of(result) is None:
                 self.put(result, call.new_tag(described, home))
             return result
-        parts = ResultParts.of(result, call.name, lambda: Containers(given).containers)
+        parts = ResultParts.of(result, call.name, lambda: Containers(arguments).containers)
         check_result(known, parts, call.name)
-        copied = given[0] is not call.args or given[1] is not call.kwargs
+        copied = arguments[0] is not call.args or arguments[1] is not call.kwargs
         own = Containers((call.args, call.kwargs)).containers if known.refers and copied else None
         return self._tagged(call, home, parts, known, result, own)
 
@@ -265,9 +265,9 @@ class CallRunner:
             known = self._known.descriptions.get(key)  # an earlier one may have learned it meanwhile
         if known is not None and not known.depends_on_data:
             return self._run_known(home, call, tensors, known), known
-        given = call.given(real)
-        with Watch(call, given, real, first=known is None) as watch:
-            result = self._call(call, *given, known)
+        arguments = call.given(real)
+        with Watch(call, arguments, real, first=known is None) as watch:
+            result = self._call(call, *arguments, known)
         effects = watch.effects
         parts = ResultParts.of(result, call.name, lambda: effects.containers)
         description = watch.description(parts)
@@ -282,8 +282,8 @@ class CallRunner:
         # finds them must know their home.
         for tensor in watch.made:
             if tag_of(tensor) is None:
-                made = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
-                self.put(tensor, made)
+                tag = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
+                self.put(tensor, tag)
         return self._tagged(call, home, parts, description, result, effects.own_containers), description
 
     def _waits_for_earlier(self, call: Call, key: Hashable, real: Sequence[Tensor], *, is_new: bool) -> bool:
@@ -372,9 +372,9 @@ class CallRunner:
     def _placeholder(self, described: TensorDescription, call: Call, home: int) -> Tensor:
         if described.argument is not None:
             return call.leaves[described.argument]
-        made = described.placeholder()
-        self.put(made, call.new_tag(described, home))
-        return made
+        placeholder = described.placeholder()
+        self.put(placeholder, call.new_tag(described, home))
+        return placeholder
 
     def put(self, tensor: Tensor, tag: Tag) -> None:
         """Give a home to a tensor that the program gets."""

@@ -62,9 +62,9 @@ class ChangedArguments:
         """Add tags to ``leaves``, and in ``tags``, whose memory has since been given a home."""
         for place, leaf in enumerate(leaves):
             if tags[place] is None and leaf.layout is torch.strided:
-                found = self.memories.get(leaf.untyped_storage()._cdata)
-                if found is not None:
-                    tags[place] = tag = Tag(found[0], family=found[1], serial=self._microbatch.serial)
+                memory = self.memories.get(leaf.untyped_storage()._cdata)
+                if memory is not None:
+                    tags[place] = tag = Tag(memory[0], family=memory[1], serial=self._microbatch.serial)
                     put_tag(leaf, tag)
 
     def add(self, call: Call, change: Change, home: int, real: Tensor | None) -> None:
@@ -175,14 +175,14 @@ def _where_changed(tensor: Tensor, rank: int) -> Tensor:
     if tag is None:
         return tensor
     if tag.home == rank:
-        found = real_tensor(tensor)
+        changed = real_tensor(tensor)
     elif isinstance(tensor, Placeholder):
         return tensor
     else:
-        found = Placeholder.of_form(tensor.shape, strides_of(tensor), tensor.dtype, tensor.device)
-    if found is not tensor:
-        put_tag(found, Tag(tag.home, tag.requires_grad, serial=tag.serial))
-    return found
+        changed = Placeholder.of_form(tensor.shape, strides_of(tensor), tensor.dtype, tensor.device)
+    if changed is not tensor:
+        put_tag(changed, Tag(tag.home, tag.requires_grad, serial=tag.serial))
+    return changed
 
 
 def _take_form(leaf: Tensor, change: Change, real: Tensor | None) -> None:

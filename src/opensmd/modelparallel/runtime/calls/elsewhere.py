@@ -64,9 +64,11 @@ def passed(run: CallRunner, calls: Sequence[ModuleCall], argument: Any) -> Tenso
     if tag is not None and tag.requires_grad and torch.is_grad_enabled():
         parents = (tag,)
     result, serial = known.result, microbatch.serial
-    made = result.placeholder()
-    run.put(made, Tag(last.home, result.requires_grad, parents=parents, form=result.form, serial=serial))
-    return made
+    placeholder = result.placeholder()
+    run.put(
+        placeholder, Tag(last.home, result.requires_grad, parents=parents, form=result.form, serial=serial)
+    )
+    return placeholder
 
 
 def _known(context: PipelineContext, calls: Sequence[ModuleCall], key: tuple[Any, ...]) -> Passed | None:

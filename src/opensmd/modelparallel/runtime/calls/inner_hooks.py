@@ -74,11 +74,11 @@ class InnerHooks:
             self._warn()
 
     def _see(self, module: nn.Module, args: Any, out: Any) -> None:
-        given = {tensor.untyped_storage()._cdata for tensor in _strided(args)}
+        memory = {tensor.untyped_storage()._cdata for tensor in _strided(args)}
         name, around = self._inside[module]
         for tensor in _strided(out):
             # Arguments existed before, tagged or on all ranks; only new tensors can be missing elsewhere.
-            if tensor.untyped_storage()._cdata not in given:
+            if tensor.untyped_storage()._cdata not in memory:
                 self._escaped.note(
                     tensor,
                     f"a forward hook of module {name!r} carried a tensor out of module {around!r}, which "

@@ -161,9 +161,9 @@ def redirected(name: str, module: nn.Module, home: int, function: Function, alon
         # The runtime's own use of tensors would be intercepted like the program's.
         with WithoutMode(run.microbatch.mode):
             if run.rank != home and len(args) == 1 and not kwargs:
-                made = passed(run, (own,), args[0])
-                if made is not None:
-                    return made
+                result = passed(run, (own,), args[0])
+                if result is not None:
+                    return result
             leaves, tags = run.leaves_of(args, kwargs)
             return run.run_at(
                 home, Call(shown, own.key, called, args, kwargs, leaves, tags, whole=True, owner=module)

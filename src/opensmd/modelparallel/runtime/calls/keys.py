@@ -35,12 +35,12 @@ def call_key(
     # Modes are part of it because they change results' dtypes or graphs; so is the epoch, because whether a
     # result requires gradients depends on which parameters are trained.
     if callable(what) and what in _ARITHMETIC:
-        given = tuple(map(_operand_key, (*args, *kwargs, *kwargs.values())))
+        arguments = tuple(map(_operand_key, (*args, *kwargs, *kwargs.values())))
     else:
-        given = (*map(argument_key, args), _named_key(kwargs) if kwargs else ())
+        arguments = (*map(argument_key, args), _named_key(kwargs) if kwargs else ())
     return (
         what,
-        *given,
+        *arguments,
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         _autocast_dtypes() if any_autocast() else None,

@@ -33,14 +33,14 @@ READS_VALUE: frozenset[Function] = frozenset(
 
 def _drawing(owner: Any) -> set[Function]:
     """Return the functions of ``owner`` whose operations torch has tagged as random."""
-    found = set()
+    functions = set()
     for name in dir(owner):
         operation = getattr(torch.ops.aten, name, None) if not name.startswith("__") else None
         if operation is not None and callable(getattr(owner, name)):
             overloads = (getattr(operation, overload) for overload in operation.overloads())
             if any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
-                found.add(getattr(owner, name))
-    return found
+                functions.add(getattr(owner, name))
+    return functions
 
 
 # Operations that draw random numbers; on replicated tensors all ranks must draw the same.

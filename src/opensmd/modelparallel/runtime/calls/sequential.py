@@ -48,15 +48,15 @@ class Sequences:
 
         Modules without a benefit are left out. ``alone`` is that of ``intercepted``.
         """
-        found: dict[nn.Module, Forward] = {}
+        forwards: dict[nn.Module, Forward] = {}
         for name, module in self._split.items():
             state = self._state_of(module, alone)
-            made = self._made.get(module)
-            if made is None or made[0] != state:
-                made = self._made[module] = state, self._forward(name, module, alone)
-            if made[1] is not None:
-                found[module] = made[1]
-        return found
+            known = self._made.get(module)
+            if known is None or known[0] != state:
+                known = self._made[module] = state, self._forward(name, module, alone)
+            if known[1] is not None:
+                forwards[module] = known[1]
+        return forwards
 
     def _state_of(self, module: nn.Module, alone: bool) -> tuple[object, ...]:
         """Return all that a forward depends on, which rarely changes between steps."""
@@ -92,16 +92,16 @@ class Sequences:
 
     def _passes(self, parts: Sequence[_SequencePart]) -> dict[int, tuple[ModuleCall, ...]]:
         """Find calls on other ranks, and for each the consecutive ones that follow."""
-        found: dict[int, tuple[ModuleCall, ...]] = {}
+        passes: dict[int, tuple[ModuleCall, ...]] = {}
         if has_global_hooks():  # something watches the calls of all modules
-            return found
+            return passes
         calls: tuple[ModuleCall, ...] = ()
         for place in reversed(range(len(parts))):
             call = parts[place].call
             calls = () if call is None or call.home == self._rank else (call, *calls)
             if calls:
-                found[place] = calls
-        return found
+                passes[place] = calls
+        return passes
 
     def _can_join(self, module: nn.Module) -> bool:
         """Whether the module runs as a whole and nothing outside watches its calls."""
@@ -132,12 +132,12 @@ def _one_after_another(
         place = 0
         while place < len(parts):
             calls = passes.get(place)
-            made = None if calls is None else pass_modules(calls, input)
-            if calls is None or made is None:
+            passed = None if calls is None else pass_modules(calls, input)
+            if calls is None or passed is None:
                 input = parts[place].forward(input)
                 place += 1
             else:
-                input = made
+                input = passed
                 place += len(calls)
         return input
 

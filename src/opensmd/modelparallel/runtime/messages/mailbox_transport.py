@@ -77,20 +77,20 @@ class MailboxTransport:
         return self._mailbox.ready(*message)
 
     def wait_any(self, messages: Sequence[Message]) -> int:
-        found = self._mailbox.wait_any([*messages, *self._aborts])
-        if found >= len(messages):
-            source, tag = self._aborts[found - len(messages)]
+        arrived = self._mailbox.wait_any([*messages, *self._aborts])
+        if arrived >= len(messages):
+            source, tag = self._aborts[arrived - len(messages)]
             raise PeerFailed(self._receive_object(source, tag))
-        return found
+        return arrived
 
     def comes_within(self, messages: Sequence[Message], seconds: float) -> bool:
         end = time.perf_counter() + seconds
         while not any(map(self.ready, messages)):
-            left = end - time.perf_counter()
-            if left <= 0:
+            remaining = end - time.perf_counter()
+            if remaining <= 0:
                 return False
             if seconds > _AWAKE:
-                time.sleep(min(left, _LOOK_AGAIN))
+                time.sleep(min(remaining, _LOOK_AGAIN))
         return True
 
     def flush(self) -> None:

@@ -68,9 +68,11 @@ def agreed_inputs(
         RuntimeError: a rank did not come within the group's timeout.
     """
     leaves = structure.tensors_in((args, kwargs))
-    found = meet(_program(function), group, device, (_form(args, kwargs), fingerprint(leaves), seed, modes))
-    forms, data = {numbers[0] for numbers in found}, {numbers[1] for numbers in found}
-    seed, same_modes = found[0][2], len({numbers[3] for numbers in found}) == 1
+    everyone = meet(
+        _program(function), group, device, (_form(args, kwargs), fingerprint(leaves), seed, modes)
+    )
+    forms, data = {numbers[0] for numbers in everyone}, {numbers[1] for numbers in everyone}
+    seed, same_modes = everyone[0][2], len({numbers[3] for numbers in everyone}) == 1
     if len(forms) == len(data) == 1:
         return StepInputs((args, kwargs), seed, same_modes)
     # Empty tensors on later ranks have another shape and are intended; different data of the same shape is
@@ -123,20 +125,20 @@ def fingerprint(leaves: Sequence[Tensor]) -> int:
     Reading everything would take as long as a small stage. For batches of up to 1024 samples, every sample
     has a piece.
     """
-    found = 0
+    checksum = 0
     for leaf in leaves:
         if not is_one_piece(leaf):
-            found = zlib.crc32(fingerprint(pieces_of(leaf)).to_bytes(4, "little"), found)
+            checksum = zlib.crc32(fingerprint(pieces_of(leaf)).to_bytes(4, "little"), checksum)
             continue
         if leaf.is_cpu and leaf.dtype in _NUMPY and leaf.nbytes <= _LINES * _LINE_BYTES:
-            found = zlib.crc32(leaf.contiguous().numpy(force=True).data, found)
+            checksum = zlib.crc32(leaf.contiguous().numpy(force=True).data, checksum)
             continue
         # NumPy has no bfloat16, which does not matter for bytes.
         raw = sendable(leaf).view(-1).view(torch.uint8)
         if raw.numel() > _LINES * _LINE_BYTES:
             raw = _pieces(raw)
-        found = zlib.crc32(raw.cpu().numpy().data, found)
-    return found
+        checksum = zlib.crc32(raw.cpu().numpy().data, checksum)
+    return checksum
 
 
 def _pieces(raw: Tensor) -> Tensor:
@@ -227,9 +229,9 @@ def _first_rank_arguments(
 
 def _forms(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, list[torch.Size]]:
     """Return the shapes of the tensors in each argument."""
-    named = {f"argument {place + 1}": value for place, value in enumerate(args)}
-    named.update({f"argument {name!r}": value for name, value in kwargs.items()})
-    return {name: [leaf.shape for leaf in structure.tensors_in(value)] for name, value in named.items()}
+    arguments = {f"argument {place + 1}": value for place, value in enumerate(args)}
+    arguments.update({f"argument {name!r}": value for name, value in kwargs.items()})
+    return {name: [leaf.shape for leaf in structure.tensors_in(value)] for name, value in arguments.items()}
 
 
 def _warn_of_other_forms(mine: dict[str, list[torch.Size]], first: dict[str, list[torch.Size]]) -> None:

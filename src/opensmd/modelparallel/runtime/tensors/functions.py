@@ -23,11 +23,11 @@ def functions_of(owner: Any, names: str | Iterable[str]) -> set[Function]:
 
 def getter(name: str) -> Function:
     """Return the function behind reading the attribute ``name`` of a tensor."""
-    found: Function = getattr(Tensor, name).__get__
-    return found
+    function: Function = getattr(Tensor, name).__get__
+    return function
 
 
 def setter(name: str) -> Function:
     """Return the function behind setting the attribute ``name`` of a tensor."""
-    found: Function = getattr(Tensor, name).__set__
-    return found
+    function: Function = getattr(Tensor, name).__set__
+    return function

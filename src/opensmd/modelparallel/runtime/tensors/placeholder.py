@@ -64,10 +64,10 @@ class Placeholder(Tensor):
     ) -> Placeholder:
         """Create a placeholder; ``stride`` is None for a contiguous one."""
         # No constructor: a rank creates one for nearly every call, and each Python frame costs.
-        made: Placeholder = Tensor._make_wrapper_subclass(
+        placeholder: Placeholder = Tensor._make_wrapper_subclass(
             Placeholder, shape, strides=stride, dtype=dtype, device=device
         )
-        return made
+        return placeholder
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -101,10 +101,10 @@ def substitute(structure: Any, tensors: Iterator[Tensor]) -> Any:
             *(substitute(item, tensors) for item in (structure.start, structure.stop, structure.step))
         )
     if is_dataclass(structure):
-        made = copy.copy(structure)
+        rebuilt = copy.copy(structure)
         for field in dataclasses.fields(structure):
-            object.__setattr__(made, field.name, substitute(getattr(structure, field.name, None), tensors))
-        return made
+            object.__setattr__(rebuilt, field.name, substitute(getattr(structure, field.name, None), tensors))
+        return rebuilt
     return structure
 
 

@@ -137,17 +137,17 @@ class Tag:
 
 def ancestors(tags: Iterable[Tag]) -> set[Tag]:
     """Return the tags and all that they depend on."""
-    found: set[Tag] = set()
+    ancestors: set[Tag] = set()
     # Without recursion: a microbatch may have longer chains of calls than Python has stack.
-    left = list(tags)
-    while left:
-        tag = left.pop()
-        if tag not in found:
-            found.add(tag)
-            left += tag.parents
+    pending = list(tags)
+    while pending:
+        tag = pending.pop()
+        if tag not in ancestors:
+            ancestors.add(tag)
+            pending += tag.parents
             if tag._family is not None:
-                left += tag._family.parents
-    return found
+                pending += tag._family.parents
+    return ancestors
 
 
 def count_changes(tensors: Iterable[Tensor]) -> None:

@@ -46,11 +46,11 @@ class Record:
 
     def spent(self, kind: str) -> dict[int, int]:
         """Return nanoseconds of a kind, by microbatch."""
-        found: dict[int, int] = {}
+        nanoseconds: dict[int, int] = {}
         for microbatch, other, start, end in self._ended:
             if other == kind:
-                found[microbatch] = found.get(microbatch, 0) + end - start
-        return found
+                nanoseconds[microbatch] = nanoseconds.get(microbatch, 0) + end - start
+        return nanoseconds
 
     def begin(self, microbatch: int, kind: str) -> None:
         """Start a stretch of a microbatch now."""

@@ -276,9 +276,9 @@ class Turns:
         awaited: Sequence[Message] | None = None
         try:
             self._swapped_state.begin(index, backward=backward)
-            left = self._runs[index].advance()
-            if isinstance(left, Waiting):
-                awaited = left.messages
+            outcome = self._runs[index].advance()
+            if isinstance(outcome, Waiting):
+                awaited = outcome.messages
             self._swapped_state.end(index, backward_left=awaited is not None)
         except BaseException as error:
             if self.error is None:  # a StepAborted is a consequence of the first error

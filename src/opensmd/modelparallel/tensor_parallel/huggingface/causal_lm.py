@@ -84,9 +84,9 @@ class DistributedCausalLM(DistributedTransformerLMHead):
     def _name(self) -> str:
         return type(self.config).__name__.removesuffix("Config")
 
-    def _makes_cache(self, asked: bool | None) -> bool:
+    def _makes_cache(self, use_cache: bool | None) -> bool:
         """Whether the original would create a cache; it then takes positions for those of one sequence."""
-        return bool(self.config.use_cache if asked is None else asked)
+        return bool(self.config.use_cache if use_cache is None else use_cache)
 
     def _as_original(self, output: Any, has_loss: bool) -> Any:
         from transformers import modeling_outputs
@@ -133,9 +133,9 @@ def language_model(
         own |= {"tie_weights": head.weight is module.get_input_embeddings().weight}  # type: ignore[operator]
     order = tuple(inspect.signature(type(module).forward).parameters)[1:]
     values = from_huggingface(family, dict(module.named_parameters(remove_duplicate=False)))
-    made = made_of(lambda: DistributedCausalLM(theirs, order, **own), _tensors(values), module)
-    keep_checkpointing(module, made.transformer.seq_layers)
-    return made
+    distributed = made_of(lambda: DistributedCausalLM(theirs, order, **own), _tensors(values), module)
+    keep_checkpointing(module, distributed.transformer.seq_layers)
+    return distributed
 
 
 def settings_of_gpt(config: Any, **own: Any) -> dict[str, Any]:

@@ -112,6 +112,6 @@ def encoder(module: nn.Module, config: dict[str, Any]) -> nn.Module:
         **{name: value for name, value in config.items() if name not in ("vocab_parallel", "gather_logits")},
     }
     values = from_huggingface(FAMILY, dict(module.named_parameters()))
-    made = made_of(lambda: DistributedEncoder(theirs, **settings), values, module)
-    keep_checkpointing(module, made.seq_layers)
-    return made
+    distributed = made_of(lambda: DistributedEncoder(theirs, **settings), values, module)
+    keep_checkpointing(module, distributed.seq_layers)
+    return distributed

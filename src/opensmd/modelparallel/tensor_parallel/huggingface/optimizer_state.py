@@ -67,8 +67,8 @@ def original_state(
     here, there = _both_layouts(module, groups)
     if not originals_in(module) or not here.fits(given):
         return dict(given)
-    made = {new: [old] for old, news in _sources(module).items() for new in news}
-    entries = _translated(module, _by_name(given, here.names), made, as_original)
+    sources = {new: [old] for old, news in _sources(module).items() for new in news}
+    entries = _translated(module, _by_name(given, here.names), sources, as_original)
     return _numbered(given, entries, there.groups, with_names=True)
 
 
@@ -155,17 +155,17 @@ def _names_in(given: Mapping[str, Any], expected: Sequence[str]) -> list[str] | 
     if not all(len(group.get(NAMES) or ()) == len(group["params"]) for group in groups):
         return None
     names = [name for group in groups for name in group.get(NAMES) or ()]
-    for found in (names, [name.removeprefix(WRAPPED) for name in names]):
-        if sorted(found) == sorted(expected):
-            return found
+    for candidates in (names, [name.removeprefix(WRAPPED) for name in names]):
+        if sorted(candidates) == sorted(expected):
+            return candidates
     return None
 
 
 def _translated(
     module: nn.Module, entries: Entries, sources: Mapping[str, list[str]], translate: Translate
 ) -> Entries:
-    made = {old for olds in sources.values() for old in olds}
-    origins = {**{name: [name] for name in entries if name not in made}, **sources}
+    translated_names = {old for olds in sources.values() for old in olds}
+    origins = {**{name: [name] for name in entries if name not in translated_names}, **sources}
     translated: Entries = {}
     for new, olds in origins.items():
         having = [old for old in olds if old in entries]
@@ -191,14 +191,14 @@ def _numbered(
 ) -> dict[str, Any]:
     """Return a state dict like the given one, with these entries and groups."""
     numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
-    made = []
+    numbered = []
     for group, names in zip(given["param_groups"], groups, strict=True):
         own = {key: value for key, value in group.items() if key != NAMES}
         own["params"] = [numbers[name] for name in names]
-        made.append({**own, NAMES: list(names)} if with_names else own)
-    others = {key: each for key, each in given["state"].items() if not isinstance(key, int)}
+        numbered.append({**own, NAMES: list(names)} if with_names else own)
+    others = {key: value for key, value in given["state"].items() if not isinstance(key, int)}
     state = {numbers[name]: entries[name] for name in sorted(entries, key=lambda name: numbers[name])}
-    return {**given, "state": {**state, **others}, "param_groups": made}
+    return {**given, "state": {**state, **others}, "param_groups": numbered}
 
 
 def _own_copy(value: Any) -> Any:

@@ -69,9 +69,9 @@ def original_of(module: nn.Module, translations: Translations) -> Original:
     return Original(back, to_distributed, shapes, here)
 
 
-def note_original(made: nn.Module, original: Original) -> None:
+def note_original(distributed: nn.Module, original: Original) -> None:
     """Store it in a distributed module."""
-    made.__dict__[_ORIGINAL] = original
+    distributed.__dict__[_ORIGINAL] = original
 
 
 def originals_in(module: nn.Module) -> dict[str, Original]:
@@ -121,7 +121,7 @@ def _translated(
         if place is None:
             translated |= part
         else:
-            translated |= {place + name: each for name, each in direction(originals[place])(part).items()}
+            translated |= {place + name: value for name, value in direction(originals[place])(part).items()}
     return translated
 
 

@@ -87,10 +87,10 @@ def from_huggingface(family: Family, state_dict: Mapping[str, Any]) -> dict[str,
             turned = _turned(family, module, kind, value)
             translated[whole] = turned.reshape(3, turned.shape[0] // 3, *turned.shape[1:])
         elif family.separate is not None and module in family.separate:
-            found = parts.setdefault(whole, {})
-            found[family.separate.index(module)] = value
-            if len(found) == 3:
-                translated[whole] = torch.stack([found[index] for index in range(3)])
+            separate = parts.setdefault(whole, {})
+            separate[family.separate.index(module)] = value
+            if len(separate) == 3:
+                translated[whole] = torch.stack([separate[index] for index in range(3)])
         elif module in family.modules:
             translated[f"{place}{family.modules[module]}.{kind}"] = _turned(family, module, kind, value)
         else:

@@ -168,5 +168,5 @@ def rows_of(
         zeros = rows_found.new_zeros(*indices.shape, weight.shape[1])
         return summed_in_place(zeros.index_put((present,), rows_found))
     local = (indices - start).masked_fill(elsewhere, 0)
-    found = F.embedding(local, weight, own_padding, *options)
-    return summed_in_place(found.masked_fill(elsewhere.unsqueeze(-1), 0))
+    vectors = F.embedding(local, weight, own_padding, *options)
+    return summed_in_place(vectors.masked_fill(elsewhere.unsqueeze(-1), 0))

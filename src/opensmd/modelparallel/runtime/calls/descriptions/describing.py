@@ -188,7 +188,7 @@ def _describe_tensor(
     tensor: Tensor, arguments: Sequence[Tensor], by_memory: Mapping[int, int], foreign: Sequence[bool]
 ) -> TensorDescription:
     # A fetched copy is an argument only on this rank: if it is returned, it is a new tensor for the others.
-    same = next((n for n, each in enumerate(arguments) if each is tensor and not foreign[n]), None)
+    same = next((n for n, argument in enumerate(arguments) if argument is tensor and not foreign[n]), None)
     shares = by_memory.get(tensor.untyped_storage()._cdata) if _has_memory(tensor) else None
     is_view = False
     # Autograd propagates changes through views it knows; memory shared behind its back (detach) is not one.
