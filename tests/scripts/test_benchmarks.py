@@ -114,14 +114,19 @@ def test_collectives_measure_every_operation_without_mpi(
     assert set(results.candidates()) == {"smddp", "gloo", "do-nothing", "floor", after_a_call("floor")}
 
 
-def test_collectives_between_hosts_are_measured_beside_the_networks_own_time(
-    run_benchmark: Callable[..., None], tmp_path: Path
-) -> None:
+@pytest.fixture
+def networks() -> None:
+    """Skip the test where this user may not make networks."""
     try:
         with two_networks():
             pass
     except PermissionError as error:
         pytest.skip(str(error))
+
+
+def test_collectives_between_hosts_are_measured_beside_the_networks_own_time(
+    run_benchmark: Callable[..., None], networks: None, tmp_path: Path
+) -> None:
     run_benchmark("hosts", "--sizes", "4", "100000", "--operations", "all_reduce", "gather")
     results = Results.load(tmp_path / "hosts-2-2-float32.json")
     assert {case for case, _ in results.cases()} == {"all_reduce", "gather"}
@@ -131,13 +136,8 @@ def test_collectives_between_hosts_are_measured_beside_the_networks_own_time(
 
 
 def test_steps_between_hosts_are_measured_beside_computing_and_the_cable(
-    run_benchmark: Callable[..., None], tmp_path: Path
+    run_benchmark: Callable[..., None], networks: None, tmp_path: Path
 ) -> None:
-    try:
-        with two_networks():
-            pass
-    except PermissionError as error:
-        pytest.skip(str(error))
     run_benchmark("hosts.step", "--mebibytes", "1", "--layers", "2", "--shares", "1")
     results = Results.load(tmp_path / "hosts-step-1-1.json")
     assert results.cases() == [("8 ms of computing", 1 << 20)]

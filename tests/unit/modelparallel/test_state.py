@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from unittest import mock
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,14 +9,6 @@ from torch import Tensor, nn
 import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPError
 from smdistributed.modelparallel.torch.state_mod import state
-
-
-@pytest.fixture
-def initialised() -> Iterator[None]:
-    with mock.patch.dict(os.environ):  # smp.init tells this process that it is a group of one
-        smp.init({"partitions": 1})
-        yield
-        smp.shutdown()
 
 
 def test_parameters_have_names_and_numbers_once_there_is_an_optimizer(initialised: None) -> None:

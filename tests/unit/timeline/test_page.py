@@ -10,23 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from opensmd.timeline.files import Timeline
 from opensmd.timeline.page import write_page
-from opensmd.timeline.span import COLLECTIVES, EXPECTED, PIPELINE, Span
+from opensmd.timeline.span import EXPECTED, PIPELINE, Span
 from tests.support.patience import PATIENCE
-
-
-def collective(start: int, end: int, call: str = "world/0/1") -> Span:
-    return Span(COLLECTIVES, "all_reduce", start, end, call=call, bytes=64)
-
-
-def small_timeline() -> Timeline:
-    return Timeline(
-        {
-            0: [Span(PIPELINE, "forward", 0, 40, 0), Span(PIPELINE, "wait", 40, 60), collective(60, 100)],
-            1: [Span(PIPELINE, "wait", 0, 40), Span(PIPELINE, "forward", 40, 80, 0), collective(90, 100)],
-        }
-    )
+from tests.unit.timeline.small_timeline import small_timeline
 
 
 def test_the_page_draws_every_span_and_stands_alone(tmp_path: Path) -> None:

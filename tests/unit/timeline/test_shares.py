@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from opensmd.timeline.files import Timeline
 from opensmd.timeline.shares import shares
-from opensmd.timeline.span import COLLECTIVES, PIPELINE, Span
-
-
-def collective(start: int, end: int, call: str = "world/0/1") -> Span:
-    return Span(COLLECTIVES, "all_reduce", start, end, call=call, bytes=64)
-
-
-def small_timeline() -> Timeline:
-    return Timeline(
-        {
-            0: [Span(PIPELINE, "forward", 0, 40, 0), Span(PIPELINE, "wait", 40, 60), collective(60, 100)],
-            1: [Span(PIPELINE, "wait", 0, 40), Span(PIPELINE, "forward", 40, 80, 0), collective(90, 100)],
-        }
-    )
+from opensmd.timeline.span import PIPELINE, Span
+from tests.unit.timeline.small_timeline import collective, small_timeline
 
 
 def test_a_collective_waits_until_its_last_rank_has_entered() -> None:

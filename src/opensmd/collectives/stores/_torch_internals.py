@@ -182,6 +182,6 @@ def _connected(connect: Callable[[], Any], rank: int, host: str, port: int, time
             "name that their hosts know, or an address (MASTER_ADDR)."
         ) from cause
     raise dist.DistNetworkError(
-        f"{request} nothing listened there for {timeout:g} s: start rank 0, which serves it, or give all ranks "
-        "its address and port (MASTER_ADDR, MASTER_PORT)."
+        f"{request} nothing listened there for {timeout:g} s: start rank 0, which serves it, or give all "
+        "ranks its address and port (MASTER_ADDR, MASTER_PORT)."
     ) from cause

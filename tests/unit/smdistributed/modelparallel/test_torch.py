@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 import torch
@@ -16,14 +13,6 @@ import smdistributed.modelparallel.torch as smp
 from opensmd.modelparallel.exceptions import SMPNotInitializedError, SMPUnsupportedError
 from smdistributed.modelparallel.test.torch import utils as test_utils
 from smdistributed.modelparallel.torch import utils
-
-
-@pytest.fixture
-def initialised() -> Iterator[None]:
-    with mock.patch.dict(os.environ):  # smp.init tells this process that it is a group of one
-        smp.init({"partitions": 1})
-        yield
-        smp.shutdown()
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gptj", "gptneo", "roberta"])

@@ -49,8 +49,8 @@ def checkpointed(
     nothing = torch.empty(0, device="cpu")
     frame = structure.substitute((args, kwargs), iter([nothing] * len(tensors)))
 
-    def call(*tensors: Tensor) -> Any:
-        args, kwargs = structure.substitute(frame, iter([tensors[place] for place in places]))
+    def call(*values: Tensor) -> Any:
+        args, kwargs = structure.substitute(frame, iter([values[place] for place in places]))
         return function(*args, **kwargs)
 
     inputs = list(distinct.values())

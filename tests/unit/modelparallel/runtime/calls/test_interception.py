@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from unittest import mock
-
-import pytest
 import torch
 from torch import Tensor, nn
 
 import smdistributed.modelparallel.torch as smp
-
-
-@pytest.fixture
-def initialised() -> Iterator[None]:
-    with mock.patch.dict(os.environ):  # smp.init tells this process that it is a group of one
-        smp.init({"partitions": 1})
-        yield
-        smp.shutdown()
 
 
 class Extended(nn.Linear):
