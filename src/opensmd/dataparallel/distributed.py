@@ -1,6 +1,8 @@
 """``smdistributed.dataparallel.torch.distributed``: the v1 functions, on top of torch.distributed.
 
-They share torch's default process group, so both interfaces may be mixed in one script.
+They share torch's default process group, so both interfaces may be mixed in one script. Before
+``init_process_group()``, every call on the group raises SMDDPNotInitializedError, and for another group than
+``group.WORLD`` SMDDPGroupError.
 """
 
 from __future__ import annotations

@@ -27,7 +27,12 @@ _in_pieces: weakref.WeakSet[nn.Sequential] = weakref.WeakSet()
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
-    """Call ``module(*args)``, and recompute it in backward instead of keeping activations."""
+    """Call ``module(*args)``, and recompute it in backward instead of keeping activations.
+
+    Args:
+        module: called with ``args``, now and again in backward.
+        preserve_rng_state: give dropout the same random numbers when it is recomputed.
+    """
     return _run_checkpointed(module, args, {}, preserve_rng_state)
 
 
@@ -45,6 +50,7 @@ def checkpoint_sequential(
         input: what the first child gets; a tuple is one argument with ``pack_args_as_tuple``, otherwise
             several.
         strategy: "each" child, "contiguous" (all as one piece) or "group_N" (pieces of N children).
+        preserve_rng_state: give dropout the same random numbers when it is recomputed.
 
     Raises:
         TypeError: not a Sequential.

@@ -8,7 +8,10 @@ an object's length. As documented, only the sender calls ``broadcast``; every ot
 With several partitions, a step function may not do any of this: rank 0 runs it once more than the others, for
 its plan, and every rank takes microbatches in its own order. Ranks that wait for each other inside a step
 would wait until the timeout, or meet in different microbatches. So every call that ranks make together is
-refused there.
+refused there, with SMPError.
+
+Before ``smp.init`` all of these raise SMPNotInitializedError, and for a group that is no ``smp.CommGroup``
+TypeError.
 """
 
 from __future__ import annotations

@@ -39,6 +39,10 @@ def partition(index: int) -> Iterator[None]:
 def set_partition(module: nn.Module, index: int) -> None:
     """Place an existing module, and its submodules without a place of their own, on a partition.
 
+    Args:
+        module: a part of the model, or the model, before the first step.
+        index: the partition, from 0.
+
     Raises:
         TypeError: ``module`` is not a module.
         ValueError: there is no such partition, or the model has been partitioned already.

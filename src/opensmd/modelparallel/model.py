@@ -223,9 +223,11 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         """Let replicas run different numbers of steps, like torch's ``DistributedDataParallel.join``.
 
         It may include the first step, which every replica must run. With a single replica it does nothing.
+        The arguments are torch's.
 
         Raises:
-            SMPError: without data parallelism; or at the end, on a rank that has never run a step.
+            SMPError: without data parallelism or with elastic replicas; or at the end, on a rank that has
+                never run a step.
         """
         refuse_elastic("join")
         if not smp_state.cfg.ddp:
@@ -259,6 +261,13 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
 
         A hook of the script gets sums over the microbatches, and averages over these and the replicas. Hooks
         of ``torch.distributed`` and ``opensmd``, given as they are, get the means over microbatches.
+
+        Args:
+            state: passed to every call of the hook.
+            callable: takes ``state`` and a ``GradBucket``; returns a future of the bucket's reduced tensor.
+
+        Raises:
+            SMPError: there is no data parallelism, or replicas are elastic.
         """
         refuse_elastic("register_comm_hook")
         if not smp_state.cfg.ddp:

@@ -1,7 +1,7 @@
 """The interface of policies: given the state of a rank's microbatches, choose which one continues.
 
 Pure: a policy knows no tensors, threads or messages, only how far each microbatch has come. The results of a
-    step do not depend on it.
+step do not depend on it.
 """
 
 from __future__ import annotations
