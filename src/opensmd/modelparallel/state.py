@@ -115,7 +115,7 @@ class State:
         """True after ``smp.init``."""
         return self._initialised is not None
 
-    def require(self, name: str = "this function") -> State:
+    def require(self, name: str) -> State:
         """Return this object if it is initialised.
 
         Raises:

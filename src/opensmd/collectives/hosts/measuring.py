@@ -33,7 +33,7 @@ def agree_on_thresholds(
     hosts: Sequence[Sequence[int]],
     given: Mapping[str, float],
     *,
-    report: str = "",
+    report: str,
 ) -> Thresholds:
     """Return what is best for this group, the same for all members; none returns before all have called.
 
@@ -43,7 +43,7 @@ def agree_on_thresholds(
         place: this rank's position in the group.
         hosts: the positions on each host.
         given: fields of the cluster that need not be measured or guessed; those of position 0 count.
-        report: the group's name, if position 0 should print its findings.
+        report: the group's name, if position 0 should print its findings; else empty.
 
     Raises:
         DistBackendError: a rank does not come, or the network fails.

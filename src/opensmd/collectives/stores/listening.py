@@ -72,7 +72,7 @@ def speaks_of_other_hosts(host: str, world_size: int | None, environ: Mapping[st
 
 
 def served_store(
-    host: str, port: int, world_size: int | None, *, timeout: timedelta, wait_for_workers: bool = True
+    host: str, port: int, world_size: int | None, *, timeout: timedelta, wait_for_workers: bool
 ) -> TCPStore:
     """Return a store that this process serves, only at ``host`` if :func:`bound_socket` can.
 

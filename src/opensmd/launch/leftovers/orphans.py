@@ -62,7 +62,7 @@ def _ended_child() -> int | None:
     return ended.si_pid if ended is not None else None
 
 
-def end_all(*, spare: Collection[int] = ()) -> None:
+def end_all(*, spare: Collection[int]) -> None:
     """End every descendant of this process, at first politely.
 
     Args:

@@ -61,10 +61,11 @@ class OneHost(RendezvousHandler):
 
     Args:
         run_id: the id of the job.
-        before_attempt: called each time before the ranks are started; what it raises ends the agent.
+        before_attempt: called each time before the ranks are started; what it raises ends the agent. None
+            for nothing.
     """
 
-    def __init__(self, run_id: str, before_attempt: Callable[[], None] | None = None) -> None:
+    def __init__(self, run_id: str, before_attempt: Callable[[], None] | None) -> None:
         self._run_id = run_id
         self._before_attempt = before_attempt or (lambda: None)
         self._ranks_store: TCPStore | None = None

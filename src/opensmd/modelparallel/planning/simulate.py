@@ -69,7 +69,7 @@ def parts_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool
     return play_policies(of(loads, microbatches), microbatches)
 
 
-def seconds_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool = False) -> float:
+def seconds_of_step(loads: Sequence[StageLoad], microbatches: int, *, in_a_v: bool) -> float:
     """Return the time from the first forward to the end of the last action.
 
     Args:

@@ -29,10 +29,10 @@ def print_plan(plan: Plan) -> None:
         logger.warning("%s", note)
 
 
-def render(plan: Plan, *, microbatches: int | None = None, width: int = 110) -> str:
-    """:func:`plan_table` as plain text."""
+def render(plan: Plan) -> str:
+    """Return :func:`plan_table` as plain text."""
     out = io.StringIO()
-    Console(file=out, width=width, force_terminal=False).print(plan_table(plan, microbatches=microbatches))
+    Console(file=out, width=110, force_terminal=False).print(plan_table(plan))
     return out.getvalue()
 
 

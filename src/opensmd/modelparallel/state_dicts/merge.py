@@ -141,7 +141,7 @@ def nested_state(flat: Mapping[tuple[Any, Any], Any], numbers: Iterable[Any] = (
     return {number: state[number] for number in ordered}
 
 
-def whole_later(parts: Sequence[Mapping[str, Any]], *, tensor: int = 1) -> dict[str, Callable[[], Any]]:
+def whole_later(parts: Sequence[Mapping[str, Any]], *, tensor: int) -> dict[str, Callable[[], Any]]:
     """Return the entries of a model's partial state dicts, each of which is merged on demand.
 
     The arguments are those of :func:`merge_trees`.

@@ -35,9 +35,7 @@ class VocabularyCrossEntropy(nn.Module):
         return vocabulary_cross_entropy(logits, labels, self.vocab_size, self.ignore_index)
 
 
-def vocabulary_cross_entropy(
-    logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int = -100
-) -> Tensor:
+def vocabulary_cross_entropy(logits: Tensor, labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
     """Compute ``F.cross_entropy(..., reduction="none")`` of split logits, in float32; all ranks must call.
 
     Raises:

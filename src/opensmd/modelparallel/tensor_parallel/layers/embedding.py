@@ -25,28 +25,22 @@ class VocabularyEmbedding(ShardedModule):
 
     Args:
         num_embeddings, embedding_dim: of the whole embedding; any number of rows.
-        padding_idx: this row gets no gradient.
         std: that of the initial values.
     """
 
     weight: nn.Parameter
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, std: float = 0.02
-    ) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, *, std: float) -> None:
         super().__init__()
         whole = torch.empty(num_embeddings, embedding_dim)
         nn.init.normal_(whole, std=std)
         self.num_embeddings = num_embeddings
         self.rows = bounds(num_embeddings, tensor_size(), tensor_rank())
-        self.padding_idx = padding_idx
         split_parameter(self, "weight", whole, 0)
 
     def forward(self, indices: Tensor) -> Tensor:
         """``[...]`` to ``[..., embedding_dim]``."""
-        return rows_of(
-            self.weight, indices, self.rows, size=self.num_embeddings, padding_idx=self.padding_idx
-        )
+        return rows_of(self.weight, indices, self.rows, size=self.num_embeddings)
 
 
 class DistributedEmbedding(DistributedModule):

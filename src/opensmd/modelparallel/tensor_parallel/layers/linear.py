@@ -35,7 +35,7 @@ class ColumnLinear(ShardedModule):
         bias: bool = True,
         *,
         layers: int | None = None,
-        std: float | None = None,
+        std: float | None,
     ) -> None:
         super().__init__()
         self.layers = layers
@@ -70,9 +70,7 @@ class RowLinear(ShardedModule):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, *, std: float | None = None
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, std: float | None) -> None:
         super().__init__()
         whole = _fresh(in_features, out_features, bias, std)
         split_parameter(self, "weight", whole.weight, 1)

@@ -112,10 +112,10 @@ class AttentionCore(nn.Module):
         *,
         dropout: float,
         scale: float,
-        causal: bool = False,
-        window: int | None = None,
-        in_fp32: bool = False,
-        alibi: float | None = None,
+        causal: bool,
+        window: int | None,
+        in_fp32: bool,
+        alibi: float | None,
     ) -> None:
         super().__init__()
         self.dropout, self.scale, self.causal = dropout, scale, causal
