@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from opensmd.modelparallel.compatibility.created_modules import CreationMark
+from opensmd.modelparallel.planning.plan import nearest
 from opensmd.modelparallel.state import state
 from opensmd.script_level import script_level
 
@@ -86,22 +87,12 @@ def fixed_places(module: nn.Module) -> dict[str, int]:
         return assigned
     places: dict[str, int] = {}
     for name, _ in module.named_modules(remove_duplicate=False):
-        inherited = _nearest(name, assigned)
-        if inherited is not None:
-            places[name] = inherited
+        holder = nearest(name, assigned)
+        if holder is not None:
+            places[name] = assigned[holder]
         else:
             places[name] = created.get(name, state.cfg.default_partition)
     return places
-
-
-def _nearest(name: str, stages: dict[str, int]) -> int | None:
-    """Return the place of the module itself or of its nearest parent that has one."""
-    while True:
-        if name in stages:
-            return stages[name]
-        if not name:
-            return None
-        name = name.rpartition(".")[0]
 
 
 def _check(index: int, name: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from opensmd.modelparallel.planning.plan import Plan, SharedParameter, ancestors
+from opensmd.modelparallel.planning.plan import Plan, SharedParameter, nearest
 from opensmd.modelparallel.planning.predict import StepShape, predict
 from opensmd.modelparallel.planning.split_modules import with_opened
 from opensmd.modelparallel.planning.trace import ModelTrace
@@ -183,9 +183,9 @@ def _inherit(trace: ModelTrace, fixed: Mapping[str, int], stages: int) -> dict[s
     by_name = {trace.aliases.get(name, name): stage for name, stage in fixed.items()}
     placed: dict[str, int] = {}
     for name in trace.modules:
-        nearest = next((ancestor for ancestor in (name, *ancestors(name)) if ancestor in by_name), None)
-        if nearest is not None:
-            placed[name] = by_name[nearest]
+        holder = nearest(name, by_name)
+        if holder is not None:
+            placed[name] = by_name[holder]
     return placed
 
 

@@ -7,12 +7,12 @@ report prints it. Nothing here knows how it was found.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 from opensmd.modelparallel.planning.schedules.tables import ChunkTimes
 
-__all__ = ["Crossing", "Plan", "PlanRow", "SharedParameter", "StageLoad", "ancestors", "is_inside"]
+__all__ = ["Crossing", "Plan", "PlanRow", "SharedParameter", "StageLoad", "ancestors", "is_inside", "nearest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +229,11 @@ def ancestors(name: str) -> Iterator[str]:
     while name:
         name = name.rpartition(".")[0]
         yield name
+
+
+def nearest(name: str, among: Container[str]) -> str | None:
+    """Return the module ``name``, or the nearest one around it, that is ``among`` these; None without any."""
+    return next((around for around in (name, *ancestors(name)) if around in among), None)
 
 
 def is_inside(name: str, around: str) -> bool:

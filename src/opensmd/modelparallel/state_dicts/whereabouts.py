@@ -18,7 +18,7 @@ from opensmd.modelparallel.compatibility.module_view import is_view_of, view_of,
 from opensmd.modelparallel.compatibility.quirks import name_original_forwards
 from opensmd.modelparallel.delayed.delayed_parameter import DelayedParameters
 from opensmd.modelparallel.exceptions import SMPError
-from opensmd.modelparallel.planning.plan import Plan, ancestors
+from opensmd.modelparallel.planning.plan import Plan, nearest
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.tensors.placeholder import Placeholder
@@ -91,11 +91,7 @@ class Whereabouts(nn.Module):
 
     def is_local(self, name: str) -> bool:
         """Whether the parameter, buffer or module of this full name has its data on this rank."""
-        if self.plan is None:
-            return True
-        homes = self.plan.homes
-        placed = next(ancestor for ancestor in (name, *ancestors(name)) if ancestor in homes)
-        return homes[placed] == state.groups.rank_in(CommGroup.PP_GROUP)
+        return self.plan is None or self.home_of(name) == state.groups.rank_in(CommGroup.PP_GROUP)
 
     def is_here(self, name: str) -> bool:
         """Like :meth:`is_local`, and True for buffers of split modules, which every rank has a copy of.
@@ -150,8 +146,9 @@ class Whereabouts(nn.Module):
     def home_of(self, name: str) -> int:
         """Return the rank in the replica that holds an entry of the state dict."""
         assert self.plan is not None
-        homes = self.plan.homes
-        return homes[next(ancestor for ancestor in (name, *ancestors(name)) if ancestor in homes)]
+        holder = nearest(name, self.plan.homes)
+        assert holder is not None  # every plan has a home for the root
+        return self.plan.homes[holder]
 
     def _home_of_buffer(self, name: str, buffer: Tensor) -> int:
         """Return the rank in the replica that holds a buffer, or counts as doing so if all do."""
