@@ -107,16 +107,16 @@ class Result:
 
 def cases(family: str) -> tuple[Case, ...]:
     """The cases of one module of ``tests.ranks.models``."""
-    found: tuple[Case, ...] = _module(family).CASES
-    return found
+    cases: tuple[Case, ...] = _module(family).CASES
+    return cases
 
 
 def find(family: str, name: str) -> Case:
     """One case of a family; families without end make it from the name."""
     module = _module(family)
     if hasattr(module, "make"):
-        made: Case = module.make(name)
-        return made
+        case: Case = module.make(name)
+        return case
     return next(case for case in cases(family) if case.name == name)
 
 
@@ -272,36 +272,36 @@ def train_beside(
     """
     import smdistributed.modelparallel.torch as smp
 
-    compute: Callable[..., Tensor] = loss or (lambda model, *given: model(*given).square().mean())
+    compute: Callable[..., Tensor] = loss or (lambda model, *arguments: model(*arguments).square().mean())
 
     @smp.step
-    def step(*given: Tensor) -> Tensor:
-        found = compute(model, *given)
-        model.backward(found)
-        return found
+    def step(*arguments: Tensor) -> Tensor:
+        result = compute(model, *arguments)
+        model.backward(result)
+        return result
 
     for batch in batches:
         # Both may write into what they are given.
         pieces = [[piece.clone() for piece in tensor.chunk(microbatches)] for tensor in batch]
-        found = step(*batch).stack()
-        wanted = []
-        for given in zip(*pieces, strict=True):
-            wanted.append(compute(plain, *given))
-            torch.autograd.backward(wanted[-1] / microbatches)
-        torch.testing.assert_close(found, torch.stack(wanted).detach())
+        losses = step(*batch).stack()
+        expected = []
+        for arguments in zip(*pieces, strict=True):
+            expected.append(compute(plain, *arguments))
+            torch.autograd.backward(expected[-1] / microbatches)
+        torch.testing.assert_close(losses, torch.stack(expected).detach())
     local = {name for name, _ in model.local_named_parameters()}
     assert local == set(equal_gradients(model.get_module(), plain))
 
 
 def _apart(one: Mapping[str, Tensor | None], other: Mapping[str, Tensor | None]) -> dict[str, float]:
-    found = {}
+    distances = {}
     for name, a in one.items():
         b = other[name]
         if a is None or b is None or a.shape != b.shape or not a.numel():
-            found[name] = 0.0
+            distances[name] = 0.0
         else:
-            found[name] = SWAY * float((a.double() - b.double()).abs().max())
-    return found
+            distances[name] = SWAY * float((a.double() - b.double()).abs().max())
+    return distances
 
 
 def _module(family: str) -> Any:
@@ -436,8 +436,8 @@ def _differ(
 
 
 def _largest(gradients: Mapping[str, Tensor | None]) -> float:
-    found = (gradient.abs().max().item() for gradient in gradients.values() if gradient is not None)
-    return float(max(found, default=1.0))
+    largest = (gradient.abs().max().item() for gradient in gradients.values() if gradient is not None)
+    return float(max(largest, default=1.0))
 
 
 def _told(tensor: Tensor | None) -> str:

@@ -39,8 +39,8 @@ BOTH = str(SCRIPTS / "both.py")
 
 def said(output: str, script: str) -> list[dict[str, Any]]:
     """What each rank said of one script, by rank."""
-    found = [json.loads(text) for text in re.findall(rf"{script} (\{{.*?\}})", output)]
-    return sorted(found, key=lambda place: place["rank"])
+    results = [json.loads(text) for text in re.findall(rf"{script} (\{{.*?\}})", output)]
+    return sorted(results, key=lambda place: place["rank"])
 
 
 def assert_trained(output: str, local_sizes: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ def srun(job: int, tasks: Sequence[int], *, pmi2: bool = False) -> list[Environm
     nodes = [socket.gethostname(), *(f"node{number}" for number in range(1, len(tasks)))]
     size, names = sum(tasks), ",".join(nodes)
     counts = ",".join(map(str, tasks))
-    found = []
+    environments = []
     for rank, (node, local) in enumerate((n, i) for n, count in enumerate(tasks) for i in range(count)):
         of_job = {
             "SLURM_JOB_ID": str(job),
@@ -106,8 +106,8 @@ def srun(job: int, tasks: Sequence[int], *, pmi2: bool = False) -> list[Environm
             "SLURMD_NODENAME": nodes[node],
         }
         mpi = {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "PMI_JOBID": f"{job}.0", "PMI_FD": "17"}
-        found.append({**of_job, **of_step, **of_task, **(mpi if pmi2 else {})})
-    return found
+        environments.append({**of_job, **of_step, **of_task, **(mpi if pmi2 else {})})
+    return environments
 
 
 def pytorch_job(pods: int, port: int) -> list[Environment]:

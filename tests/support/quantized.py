@@ -25,11 +25,11 @@ class Quantized(Tensor):
 
     @staticmethod
     def __new__(cls, codes: Tensor, scale: Tensor) -> Quantized:
-        made: Quantized = Tensor._make_wrapper_subclass(
+        quantized: Quantized = Tensor._make_wrapper_subclass(
             cls, codes.shape, dtype=scale.dtype, device=codes.device
         )
-        made.codes, made.scale = codes, scale
-        return made
+        quantized.codes, quantized.scale = codes, scale
+        return quantized
 
     @classmethod
     def of(cls, tensor: Tensor) -> Quantized:

@@ -286,9 +286,9 @@ def _prepare_group(backend: str | None, rank: int, world_size: int, port: int, g
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ.update({name: str(value) for name, value in local.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    wanted = (backend, group_timeout)
+    settings = (backend, group_timeout)
     if dist.is_initialized():
-        if getattr(_prepare_group, "current", None) == wanted:
+        if getattr(_prepare_group, "current", None) == settings:
             return
         dist.destroy_process_group()
     if backend is None:
@@ -302,7 +302,7 @@ def _prepare_group(backend: str | None, rank: int, world_size: int, port: int, g
         world_size=world_size,
         timeout=timedelta(seconds=group_timeout),
     )
-    _prepare_group.current = wanted  # type: ignore[attr-defined]
+    _prepare_group.current = settings  # type: ignore[attr-defined]
 
 
 def _forget_smp() -> None:

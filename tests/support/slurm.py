@@ -114,11 +114,11 @@ def _wait_for_nodes(env: Mapping[str, str], folder: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     command = [str(SRUN.with_name("sinfo")), "--noheader", "--states=idle", "--format=%D"]
     while True:
-        found = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
-        if found.stdout.strip() == str(len(NODES)):
+        run = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
+        if run.stdout.strip() == str(len(NODES)):
             return
-        said = "".join(log.read_text() for log in folder.glob("daemon-*"))
-        assert time.monotonic() < deadline and "fatal:" not in said, said + found.stderr
+        daemon_logs = "".join(log.read_text() for log in folder.glob("daemon-*"))
+        assert time.monotonic() < deadline and "fatal:" not in daemon_logs, daemon_logs + run.stderr
         time.sleep(0.2)
 
 

@@ -111,20 +111,20 @@ def open_own(path: Path) -> int:
 
 
 @cache
-def private_folder(wanted: Path) -> Path:
-    """Return ``wanted``, created if needed, or another folder, with a warning, if others could write to it.
+def private_folder(folder: Path) -> Path:
+    """Return ``folder``, created if needed, or another folder, with a warning, if others could write to it.
 
     Likewise if it cannot be created, because the home folder is read-only or somebody else's.
 
     Raises:
         OSError: no other can be created, either.
     """
-    why = who_else_can_change(wanted) or _cannot_be_made(wanted) or who_else_can_change(wanted)
+    why = who_else_can_change(folder) or _cannot_be_made(folder) or who_else_can_change(folder)
     if why is None:
-        return wanted
+        return folder
     instead = _another_folder()
     warnings.warn(
-        f"compiled code is not kept in {wanted}: {why}. {instead} is used instead; to choose another folder "
+        f"compiled code is not kept in {folder}: {why}. {instead} is used instead; to choose another folder "
         "that only you can write to, set OPENSMD_CACHE_DIR",
         RuntimeWarning,
         stacklevel=2,

@@ -100,14 +100,14 @@ def reaches(
 
     What lies behind a reentrant checkpoint cannot be seen, and counts as reached.
     """
-    wanted = {id(parameter) for parameter in parameters}
-    if any(id(root) in wanted for root in roots):
+    targets = {id(parameter) for parameter in parameters}
+    if any(id(root) in targets for root in roots):
         return True
     nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if id(getattr(node, "variable", None)) in wanted or isinstance(node, _REENTRANT_NODE):
+        if id(getattr(node, "variable", None)) in targets or isinstance(node, _REENTRANT_NODE):
             return True
         if nodes_named and node.name() in nodes_named:
             return True
@@ -225,8 +225,8 @@ def runs_step_hooks(step: _Step) -> _Step:
 
 def unversioned(tensor: Tensor) -> contextlib.AbstractContextManager[None]:
     """Return a context in which changes of ``tensor`` go unnoticed by backwards that have saved it."""
-    kept: contextlib.AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
-    return kept
+    preserved: contextlib.AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
+    return preserved
 
 
 ParametrizationCache = tuple[int, dict[Any, Any]]
@@ -238,6 +238,6 @@ def parametrization_cache() -> ParametrizationCache | None:
     return (enabled, parametrize._cache.copy()) if enabled else None
 
 
-def put_parametrization_cache(kept: ParametrizationCache | None) -> None:
+def put_parametrization_cache(cache: ParametrizationCache | None) -> None:
     """Restore what :func:`parametrization_cache` returned."""
-    parametrize._cache_enabled, parametrize._cache = (kept[0], kept[1].copy()) if kept else (0, {})
+    parametrize._cache_enabled, parametrize._cache = (cache[0], cache[1].copy()) if cache else (0, {})

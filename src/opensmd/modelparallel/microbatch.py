@@ -102,13 +102,13 @@ def _read_parameters(function: Callable[..., Any]) -> _Parameters:
     )
 
 
-def _check_names(function: Callable[..., Any], wanted: Sequence[str]) -> None:
-    if not wanted:
+def _check_names(function: Callable[..., Any], options: Sequence[str]) -> None:
+    if not options:
         return
     parameters = _parameters(function)
     if parameters.takes_any:
         return
-    unknown = [name for name in wanted if name not in parameters.all]
+    unknown = [name for name in options if name not in parameters.all]
     if unknown:
         raise ValueError(
             f"smp.step: {', '.join(map(repr, unknown))} in non_split_inputs or input_split_axes is not "

@@ -65,9 +65,9 @@ def step(
             detach_outputs=detach_outputs,
         )
     _check_function(function)
-    wanted: Function = function
+    batch_function: Function = function
 
-    @functools.wraps(wanted)
+    @functools.wraps(batch_function)
     def run(*args: Any, **kwargs: Any) -> Any:
         model = state.require("smp.step").model
         if not isinstance(model, DistributedModel):
@@ -75,7 +75,7 @@ def step(
 
         def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
             return split_arguments(
-                wanted,
+                batch_function,
                 args,
                 kwargs,
                 microbatches=state.cfg.microbatches,
@@ -83,11 +83,11 @@ def step(
                 input_split_axes=input_split_axes,
             )
 
-        results = model.run_step(StepCall(wanted, args, kwargs, split, detach_outputs))
+        results = model.run_step(StepCall(batch_function, args, kwargs, split, detach_outputs))
         tensor_memory.end_step()
         return merge_results(results)
 
-    return run if _takes_its_instance(wanted) else staticmethod(run)
+    return run if _takes_its_instance(batch_function) else staticmethod(run)
 
 
 def _check_function(function: Function) -> None:

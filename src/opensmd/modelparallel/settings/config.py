@@ -214,9 +214,11 @@ class Config(BaseModel):
             )
         if not self.auto_partition and "default_partition" not in self.model_fields_set:
             raise ValueError("auto_partition=False needs default_partition, the place of unplaced modules")
-        asked = [name for name in _NEED_REPLICAS if self._asks(name)]
-        if asked and not self.ddp:
-            raise ValueError(f"{' and '.join(asked)} {'needs' if len(asked) == 1 else 'need'} ddp=True")
+        dependent = [name for name in _NEED_REPLICAS if self._asks(name)]
+        if dependent and not self.ddp:
+            raise ValueError(
+                f"{' and '.join(dependent)} {'needs' if len(dependent) == 1 else 'need'} ddp=True"
+            )
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are two types for the same parameters; set one of them")
         if self.shard_optimizer_state and self.shards_parameters:
@@ -233,19 +235,19 @@ class Config(BaseModel):
 
     def _require_virtual_stages(self) -> None:
         """Raise if the schedule does not support several stages per partition."""
-        wanted = self.virtual_stages
-        if self.pipeline == "v" and wanted != 2:
+        stages = self.virtual_stages
+        if self.pipeline == "v" and stages != 2:
             raise ValueError(
-                f"pipeline='v' gives every partition two stages, so virtual_stages={wanted} is not possible"
+                f"pipeline='v' gives every partition two stages, so virtual_stages={stages} is not possible"
             )
-        if self.pipeline == "searched" and wanted > 2:
+        if self.pipeline == "searched" and stages > 2:
             raise ValueError(
                 f"pipeline='searched' is for one stage per partition, or for two that lie in a V, so "
-                f"virtual_stages={wanted} is not possible"
+                f"virtual_stages={stages} is not possible"
             )
-        if self.pipeline not in ("v", "interleaved", "searched") and wanted != 1:
+        if self.pipeline not in ("v", "interleaved", "searched") and stages != 1:
             raise ValueError(
-                f"virtual_stages={wanted} needs pipeline='interleaved', 'v' or 'searched', and this is "
+                f"virtual_stages={stages} needs pipeline='interleaved', 'v' or 'searched', and this is "
                 f"{self.pipeline!r}"
             )
 
@@ -255,21 +257,21 @@ class Config(BaseModel):
             return
         if not self.auto_partition:
             raise ValueError("replan=True needs auto_partition=True: places given by hand are kept")
-        if asked := [name for name in _HINDERS_MOVES if self._asks(name)]:
-            raise ValueError(f"replan=True cannot be combined with {' and '.join(asked)}")
+        if hindering := [name for name in _HINDERS_MOVES if self._asks(name)]:
+            raise ValueError(f"replan=True cannot be combined with {' and '.join(hindering)}")
 
     def _require_replicas(self) -> None:
         """Raise if ``elastic`` is impossible because a replica lacks something that others have."""
         if self.elastic is not None:
-            asked = [name for name in HINDERS_REPLICAS if self._asks(name)]
-            require_replicas(asked, ddp=self.ddp, pipeline=self.pipeline)
+            hindering = [name for name in HINDERS_REPLICAS if self._asks(name)]
+            require_replicas(hindering, ddp=self.ddp, pipeline=self.pipeline)
 
     def _require_automatic(self) -> None:
         """Raise if ``auto`` is combined with what cannot be predicted; only pipelines and replicas can."""
         if self.auto is None:
             return
-        if asked := [name for name in _HINDERS_AUTO if self._asks(name)]:
-            raise ValueError(f"auto does not choose for {' and '.join(asked)}")
+        if hindering := [name for name in _HINDERS_AUTO if self._asks(name)]:
+            raise ValueError(f"auto does not choose for {' and '.join(hindering)}")
         if "virtual_stages" in self.model_fields_set and self.pipeline != "v":
             raise ValueError("auto does not choose for virtual_stages; leave it out, or set pipeline='v'")
 

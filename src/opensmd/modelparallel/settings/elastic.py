@@ -45,10 +45,10 @@ def _with_defaults(value: Any) -> Any:
 ElasticSetting = Annotated[Elastic | None, BeforeValidator(_with_defaults)]
 
 
-def require_replicas(asked: Sequence[str], *, ddp: bool, pipeline: str) -> None:
+def require_replicas(hindering: Sequence[str], *, ddp: bool, pipeline: str) -> None:
     """Raise if ``elastic`` cannot be combined with these of HINDERS_REPLICAS, or with other settings."""
     if not ddp:
         raise ValueError("elastic needs ddp=True: without it there are no replicas")
-    hinder = [*asked, *["pipeline='searched'"] * (pipeline == "searched")]
+    hinder = [*hindering, *["pipeline='searched'"] * (pipeline == "searched")]
     if hinder:
         raise ValueError(f"elastic cannot be combined with {' and '.join(hinder)}")

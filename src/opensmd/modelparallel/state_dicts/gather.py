@@ -96,14 +96,14 @@ def _owners_of(lacking: list[str], whole: Mapping[str, Any], group: dist.Process
     size = dist.get_world_size(group)
     everyone: list[Any] = [None] * size
     dist.all_gather_object(everyone, lacking, group=group)
-    wanted = [name for names in everyone for name in names]
-    if not wanted:
+    missing = [name for names in everyone for name in names]
+    if not missing:
         return {}
     dist.all_gather_object(
-        everyone, [name for name in wanted if name in whole and has_data(whole[name])], group=group
+        everyone, [name for name in missing if name in whole and has_data(whole[name])], group=group
     )
     owners = {name: rank for rank in reversed(range(size)) for name in everyone[rank]}
-    if nowhere := [name for name in wanted if name not in owners]:
+    if nowhere := [name for name in missing if name not in owners]:
         raise SMPUnsupportedError(
             f"the state dict's entries {nowhere[:3]} are computed by code of a module from tensors of "
             "several partitions, and no rank has them all. Place the module whole on one partition with "
@@ -134,7 +134,7 @@ def unite(own: Mapping[Key, Any], *, group: dist.ProcessGroup, only_first: bool 
     descriptions: list[Any] = [None] * size
     dist.all_gather_object(descriptions, _describe(own), group=group)
     united: dict[Key, Any] = {}
-    wanted = me == 0 or not only_first
+    receives = me == 0 or not only_first
     for home, described in enumerate(descriptions):
         for name, description in described.items():
             if name in united:
@@ -145,7 +145,7 @@ def unite(own: Mapping[Key, Any], *, group: dist.ProcessGroup, only_first: bool 
                 united[name] = description.value
             else:
                 united[name] = _transfer(own.get(name), description, home, group, only_first)
-    return united if wanted else {}
+    return united if receives else {}
 
 
 def _describe(own: Mapping[Key, Any]) -> dict[Key, _Description]:

@@ -176,9 +176,9 @@ def _registered_counterpart(
     distributed = registration.dist_module(*args, **{**kwargs, **_taken(registration.dist_module, config)})
     distributed.train(module.training)
     if registration.forward_hook is not None:
-        wanted = registration.forward_hook
+        forward_hook = registration.forward_hook
         distributed.register_forward_pre_hook(
-            lambda _, args, kwargs: wanted(*args, **kwargs), with_kwargs=True
+            lambda _, args, kwargs: forward_hook(*args, **kwargs), with_kwargs=True
         )
     if registration.return_hook is not None:
         returned = registration.return_hook

@@ -119,12 +119,12 @@ class Glue(TorchFunctionMode):
         tensor, tag = args[0], _tag_of_first(args)
         if not isinstance(tensor, nn.Parameter):
             return self._intercept(Call(_name(func), func, func, args, kwargs, [tensor], [tag]), tag.home)
-        wanted = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
-        if wanted != tag.requires_grad:
+        requires_grad = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+        if requires_grad != tag.requires_grad:
             # Backwards that were already requested belong to what was trained until now.
             self._run.settle()
             self._run.backward_pass.complete_gradients(self._microbatch)
-            self._run.context.trained.change(tensor, tag, wanted)
+            self._run.context.trained.change(tensor, tag, requires_grad)
         return tensor
 
     def _is_leaf(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

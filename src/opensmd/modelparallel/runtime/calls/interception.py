@@ -179,10 +179,10 @@ def _apply(original: Function, function: type, args: tuple[Any, ...], kwargs: di
         return original(*args, **kwargs)
     if internals.is_reentrant_checkpoint(function):
         # as in torch: without an input that needs gradients, there are none inside either
-        wanted = torch.is_grad_enabled() and any(
+        needs_grad = torch.is_grad_enabled() and any(
             isinstance(argument, Tensor) and argument.requires_grad for argument in args[2:]
         )
-        with _checkpointing(run), torch.set_grad_enabled(wanted), _keeping_what_escapes(run) as escaped:
+        with _checkpointing(run), torch.set_grad_enabled(needs_grad), _keeping_what_escapes(run) as escaped:
             result = args[0](*args[2:])
             with WithoutMode(run.microbatch.mode):
                 escaped.detach(result, run.rank)
