@@ -46,10 +46,9 @@ __all__ = [
 ]
 
 LEARNING_RATE = 0.02
-ROUNDING = (
-    1e-7  # of the model's largest gradient: some gradients, such as that of an attention's key bias or of
-)
-# a bias before BatchNorm, are zero but for rounding
+# Of the model's largest gradient: some gradients, such as that of an attention's key bias or of a bias before
+# BatchNorm, are zero but for rounding.
+ROUNDING = 1e-7
 SWAY = 2.0  # times the distance of two plain trainings: it varies from one draw of roundings to the next
 STRICT = 2  # steps
 IN_PIECES = {"searched v": "searched", "looped": "interleaved"}  # schedules of two pieces a stage, by setting

@@ -6,9 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 UNIT = ROOT / "tests" / "unit"
-PROJECT = (
-    "project"  # tests of what is no package: this test, the docs, the benchmarks, the tests' own support
-)
+# tests of what is no package: this test, the docs, the benchmarks, the tests' own support
+PROJECT = "project"
 
 
 def test_unit_tests_mirror_the_source_tree() -> None:

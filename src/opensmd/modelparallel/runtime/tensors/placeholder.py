@@ -97,9 +97,8 @@ class RemoteTensor(Tensor):
         Tensor.__deepcopy__, Tensor.__dir__,
     }  # fmt: skip
     _made_of: ClassVar[type[Tensor] | None] = None  # the class of a composite tensor
-    _no_parameter: ClassVar[type[RemoteTensor] | None] = (
-        None  # the class of what ``detach`` and ``data`` return, if not this
-    )
+    # the class of what ``detach`` and ``data`` return, if not this
+    _no_parameter: ClassVar[type[RemoteTensor] | None] = None
     _why_not = (
         "whose data is on another pipeline rank. To run the model, "
         "call it in a smp.step function; outside of steps use model.local_parameters() for what is here, "

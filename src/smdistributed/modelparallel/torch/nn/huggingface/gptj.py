@@ -5,9 +5,8 @@ from opensmd.modelparallel.tensor_parallel.huggingface.gptj import (
     translate_state_dict_to_hf_gptj,
 )
 
-translate_hf_gptj_state_dict_to_smdistributed = (
-    translate_hf_state_dict_to_smdistributed_gptj  # an older spelling
-)
+# an older spelling
+translate_hf_gptj_state_dict_to_smdistributed = translate_hf_state_dict_to_smdistributed_gptj
 
 __all__ = [
     "translate_hf_gptj_state_dict_to_smdistributed",
