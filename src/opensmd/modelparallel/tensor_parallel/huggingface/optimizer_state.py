@@ -40,20 +40,21 @@ class _Layout:
     def names(self) -> list[str]:
         return [name for group in self.groups for name in group]
 
-    def fits(self, given: Mapping[str, Any]) -> bool:
+    def fits(self, state_dict: Mapping[str, Any]) -> bool:
         """Whether a state dict has groups of these sizes, and tensors of these shapes."""
-        if [len(group["params"]) for group in given["param_groups"]] != [len(names) for names in self.groups]:
+        sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+        if sizes != [len(names) for names in self.groups]:
             return False
         return all(
             tensor.shape == self.shapes.get(name, tensor.shape)
-            for name, entries in _by_name(given, self.names).items()
+            for name, entries in _by_name(state_dict, self.names).items()
             for tensor in entries.values()
             if _is_like_a_parameter(tensor)
         )
 
 
 def original_state(
-    module: nn.Module, given: Mapping[str, Any], groups: Sequence[Sequence[str]]
+    module: nn.Module, state_dict: Mapping[str, Any], groups: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
     """Return the state dict that the original model's optimizer would have, with its parameters' names.
 
@@ -61,19 +62,19 @@ def original_state(
 
     Args:
         module: the distributed model.
-        given: a whole state dict.
+        state_dict: a whole state dict.
         groups: the names of each group's parameters.
     """
     here, there = _both_layouts(module, groups)
-    if not originals_in(module) or not here.fits(given):
-        return dict(given)
+    if not originals_in(module) or not here.fits(state_dict):
+        return dict(state_dict)
     sources = {new: [old] for old, news in _sources(module).items() for new in news}
-    entries = _translated(module, _by_name(given, here.names), sources, as_original)
-    return _numbered(given, entries, there.groups, with_names=True)
+    entries = _translated(module, _by_name(state_dict, here.names), sources, as_original)
+    return _numbered(state_dict, entries, there.groups, with_names=True)
 
 
 def fitting_state(
-    module: nn.Module, given: Mapping[str, Any], groups: Sequence[Sequence[str]]
+    module: nn.Module, state_dict: Mapping[str, Any], groups: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
     """Return a whole state dict for this model's parameters, given one for these or for the original's.
 
@@ -84,19 +85,19 @@ def fitting_state(
         ValueError: it is for the original's parameters and cannot be translated.
     """
     here, there = _both_layouts(module, groups)
-    if len(given["param_groups"]) != len(here.groups):
-        return dict(given)
-    names = _names_in(given, there.names)
+    if len(state_dict["param_groups"]) != len(here.groups):
+        return dict(state_dict)
+    names = _names_in(state_dict, there.names)
     is_of_original = set(there.names) != set(here.names)
-    if here.fits(given) and (names is None or not is_of_original):
-        return dict(given)
-    if names is None and not there.fits(given):
-        return dict(given)
-    entries = _by_name(given, there.names if names is None else names)
+    if here.fits(state_dict) and (names is None or not is_of_original):
+        return dict(state_dict)
+    if names is None and not there.fits(state_dict):
+        return dict(state_dict)
+    entries = _by_name(state_dict, there.names if names is None else names)
     if is_of_original:
         _require_shapes(entries, there.shapes)
     translated = _translated(module, entries, _sources(module), as_distributed)
-    return _numbered(given, translated, here.groups, with_names=names is not None)
+    return _numbered(state_dict, translated, here.groups, with_names=names is not None)
 
 
 def _both_layouts(module: nn.Module, groups: Sequence[Sequence[str]]) -> tuple[_Layout, _Layout]:
@@ -129,12 +130,12 @@ def _sources(module: nn.Module) -> dict[str, list[str]]:
     }
 
 
-def _by_name(given: Mapping[str, Any], names: Sequence[str]) -> Entries:
-    stored = params_of(given["param_groups"])
+def _by_name(state_dict: Mapping[str, Any], names: Sequence[str]) -> Entries:
+    stored = params_of(state_dict["param_groups"])
     return {
-        name: given["state"][number]
+        name: state_dict["state"][number]
         for name, number in zip(names, stored, strict=True)
-        if number in given["state"]
+        if number in state_dict["state"]
     }
 
 
@@ -149,9 +150,9 @@ def _require_shapes(entries: Entries, shapes: Mapping[str, torch.Size]) -> None:
                 )
 
 
-def _names_in(given: Mapping[str, Any], expected: Sequence[str]) -> list[str] | None:
+def _names_in(state_dict: Mapping[str, Any], expected: Sequence[str]) -> list[str] | None:
     """Return the names in a state dict's groups, if they are the expected ones in any order."""
-    groups = given["param_groups"]
+    groups = state_dict["param_groups"]
     if not all(len(group.get(NAMES) or ()) == len(group["params"]) for group in groups):
         return None
     names = [name for group in groups for name in group.get(NAMES) or ()]
@@ -187,18 +188,18 @@ def _translated(
 
 
 def _numbered(
-    given: Mapping[str, Any], entries: Entries, groups: list[list[str]], *, with_names: bool
+    state_dict: Mapping[str, Any], entries: Entries, groups: list[list[str]], *, with_names: bool
 ) -> dict[str, Any]:
     """Return a state dict like the given one, with these entries and groups."""
     numbers = {name: number for number, name in enumerate(name for group in groups for name in group)}
     numbered = []
-    for group, names in zip(given["param_groups"], groups, strict=True):
+    for group, names in zip(state_dict["param_groups"], groups, strict=True):
         own = {key: value for key, value in group.items() if key != NAMES}
         own["params"] = [numbers[name] for name in names]
         numbered.append({**own, NAMES: list(names)} if with_names else own)
-    others = {key: value for key, value in given["state"].items() if not isinstance(key, int)}
+    others = {key: value for key, value in state_dict["state"].items() if not isinstance(key, int)}
     state = {numbers[name]: entries[name] for name in sorted(entries, key=lambda name: numbers[name])}
-    return {**given, "state": {**state, **others}, "param_groups": numbered}
+    return {**state_dict, "state": {**state, **others}, "param_groups": numbered}
 
 
 def _own_copy(value: Any) -> Any:
