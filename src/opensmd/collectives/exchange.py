@@ -22,6 +22,7 @@ from opensmd.collectives.sealed import open_text, seal_text
 from opensmd.collectives.stores.address import where
 from opensmd.collectives.stores.deadlines import GRACE, call_within
 from opensmd.environment.siblings import ended_siblings
+from opensmd.first_line import first_line
 
 __all__ = ["Exchange"]
 
@@ -157,9 +158,9 @@ class Exchange:
             self._part()
             raise
         except RuntimeError as error:
-            self._part(f"rank {self.rank} failed: {_first_line(error)} ({topic})")
+            self._part(f"rank {self.rank} failed: {first_line(error)} ({topic})")
             raise DistBackendError(
-                f"{self._making()}: {_first_line(error)} ({self._at(topic)}; {where(self._store)}). If a "
+                f"{self._making()}: {first_line(error)} ({self._at(topic)}; {where(self._store)}). If a "
                 "process of the job has ended, the cause is in its output."
             ) from error
 
@@ -265,7 +266,3 @@ def _members_key(rank: int) -> str:
 
 def _named(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]

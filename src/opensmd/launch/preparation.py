@@ -18,6 +18,7 @@ from opensmd.cpus import allowed_cpus, cores_at_once, cpu_quota
 from opensmd.environment.job_secret import OF_LAUNCHER
 from opensmd.environment.sagemaker import Job, job_variables
 from opensmd.environment.settings import Settings, misspelt
+from opensmd.first_line import first_line
 from opensmd.launch import affinity, allocator
 from opensmd.launch.options import Options, gpu_count
 from opensmd.launch.rank import LAUNCHER
@@ -107,4 +108,4 @@ def _build_once() -> None:
             os.environ["OPENSMD_CACHE_DIR"] = str(library.parent.parent)
     except BuildError as error:
         print(f"smdrun: {error}\nsmdrun: groups of the smddp backend will run over Gloo.", file=sys.stderr)
-        os.environ["SMDRUN_BUILD_ERROR"] = str(error).splitlines()[0]
+        os.environ["SMDRUN_BUILD_ERROR"] = first_line(error)

@@ -19,6 +19,7 @@ import psutil
 from opensmd.collectives.exchange import Exchange
 from opensmd.collectives.making.membership import Membership
 from opensmd.collectives.topology import GroupPlan
+from opensmd.first_line import first_line
 
 if TYPE_CHECKING:
     from opensmd.native.core import ArenaFile, ArenaShape, Group
@@ -140,7 +141,7 @@ def share_arena(
             try:
                 joined = _joined(file, offer, native, join)
             except (OSError, RuntimeError) as error:
-                failure = f"rank {exchange.rank} could not open the arena: {str(error).splitlines()[0]}"
+                failure = f"rank {exchange.rank} could not open the arena: {first_line(error)}"
         failures = [text for text in exchange.all_gather(f"attached-{named}", failure) if text]
         exchange.close(f"told-{named}")
     if failures:

@@ -19,6 +19,7 @@ from opensmd.collectives.making.membership import Membership
 from opensmd.collectives.recording.begin import record_devices
 from opensmd.collectives.stores.deadlines import call_within
 from opensmd.collectives.topology import GroupPlan
+from opensmd.first_line import first_line
 
 __all__ = ["gloo", "nccl"]
 
@@ -47,10 +48,9 @@ def _options(place: Membership, exchange: Exchange, plan: GroupPlan) -> tuple[An
     try:
         return call_within(place.timeout.total_seconds(), make), ""
     except (RuntimeError, TimeoutError) as error:
-        reason = str(error).strip().split("\n")[0]
         interfaces = _named_interfaces()
         where = f", with GLOO_SOCKET_IFNAME={interfaces!r} there" if interfaces else ""
-        return None, f"rank {exchange.rank} cannot listen for the others of Gloo{where}: {reason}"
+        return None, f"rank {exchange.rank} cannot listen for the others of Gloo{where}: {first_line(error)}"
 
 
 def _named_interfaces() -> str:

@@ -17,6 +17,7 @@ from opensmd.collectives.stores.listening import (
     served_store,
     why_no_connection,
 )
+from opensmd.first_line import first_line
 from opensmd.legacy._torch_internals import Store, TCPStore
 from opensmd.legacy.rendezvous.host import Process, reachable_addresses
 from opensmd.legacy.settings import Deadline
@@ -128,7 +129,7 @@ def reach(host: str, port: int, deadline: Deadline, *, what: str) -> Store:
     except TimeoutError:
         why, cause = "it accepts connections but does not answer", None
     except RuntimeError as error:
-        why, cause = _first_line(error), error
+        why, cause = first_line(error), error
     raise RuntimeError(
         f"what listens at {host}:{port} is not the store of {what}: {why}; another program may use the port: "
         "choose a free one"
@@ -171,7 +172,3 @@ def _knock_timeout(deadline: Deadline) -> float:
 def listens(host: str, port: int) -> bool:
     """Whether something accepts connections there now."""
     return why_no_connection(host, port, KNOCK_TIMEOUT) is None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
