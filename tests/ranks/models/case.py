@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["CLASSES", "WIDTH", "Case", "Layers", "classify", "cross_entropy", "plain_module", "sequences"]
+__all__ = [
+    "CLASSES",
+    "WIDTH",
+    "Case",
+    "Chain",
+    "Layers",
+    "classify",
+    "cross_entropy",
+    "plain_module",
+    "sequences",
+]
 
 WIDTH = 12
 CLASSES = 4
@@ -122,3 +132,12 @@ class Layers(nn.Module):
         self.second = nn.Linear(WIDTH, WIDTH)
         self.third = nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, CLASSES)
+
+
+class Chain(Layers):
+    """Three layers and a head in a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.second(torch.tanh(self.first(x))))
+        out: Tensor = self.head(self.third(h))
+        return out

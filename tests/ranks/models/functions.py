@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tests.ranks.models.case import CLASSES, WIDTH, Case, Layers
+from tests.ranks.models.case import CLASSES, WIDTH, Case, Chain, Layers
 
 __all__ = ["CASES"]
 
@@ -87,15 +87,6 @@ class SquareLayer(nn.Module):
 
 def custom_inside() -> nn.Module:
     return nn.Sequential(SquareLayer(), SquareLayer(), SquareLayer(), nn.Linear(WIDTH, CLASSES))
-
-
-class Chain(Layers):
-    """Three layers and a head in a row."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.second(torch.tanh(self.first(x))))
-        out: Tensor = self.head(self.third(h))
-        return out
 
 
 def compiled() -> nn.Module:

@@ -12,18 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
-from tests.ranks.models.case import WIDTH, Batch, Case, Layers, cross_entropy, plain_module
+from tests.ranks.models.case import WIDTH, Batch, Case, Chain, Layers, cross_entropy, plain_module
 
 __all__ = ["CASES"]
-
-
-class Chain(Layers):
-    """Three layers and a head in a row."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.second(torch.tanh(self.first(x))))
-        out: Tensor = self.head(self.third(h))
-        return out
 
 
 class Borrowed(Layers):
