@@ -70,13 +70,13 @@ class Received : public Node {
 };
 
 at::Tensor token(const at::Tensor& like, const c10::intrusive_ptr<Node>& node) {
-  at::Tensor made;
+  at::Tensor token;
   {
     at::AutoDispatchBelowADInplaceOrView plain;
-    made = at::empty({0}, like.options());
+    token = at::empty({0}, like.options());
   }
-  torch::autograd::set_history(made, node);
-  return made;
+  torch::autograd::set_history(token, node);
+  return token;
 }
 
 }  // namespace

@@ -90,16 +90,16 @@ class ChangedEdges {
 };
 
 std::vector<DividedLayer> layers_of(const SplitGraph& graph) {
-  std::vector<DividedLayer> found;
+  std::vector<DividedLayer> layers;
   for (Node* node : graph.nodes) {
     if (!graph.divided.contains(node)) continue;
-    DividedLayer& layer = found.emplace_back();
+    DividedLayer& layer = layers.emplace_back();
     layer.layer = Edge(node->getptr(), 0);
     for (size_t index = 0; index < node->num_outputs(); ++index) {
       (graph.leads_away(node->next_edge(index)) ? layer.others : layer.weights).push_back(index);
     }
   }
-  return found;
+  return layers;
 }
 
 edge_list edges_of(const std::vector<at::Tensor>& roots) {

@@ -56,11 +56,11 @@ void TensorMailbox::post(int destination, int64_t tag, const at::Tensor& data) {
 }
 
 bool TensorMailbox::ready(int source, int64_t tag) {
-  bool found = false;
-  with_torch_errors([&] { found = group_->ready(source, own(tag)); });
+  bool has_come = false;
+  with_torch_errors([&] { has_come = group_->ready(source, own(tag)); });
   std::lock_guard lock(mutex_);
   forget_what_left();
-  return found;
+  return has_come;
 }
 
 at::Tensor TensorMailbox::receive(int source, int64_t tag, int64_t count, at::ScalarType dtype, milliseconds timeout) {
@@ -84,8 +84,8 @@ at::Tensor TensorMailbox::arriving(int source, int64_t tag, at::IntArrayRef size
     TORCH_CHECK_WITH(DistBackendError, place[1] == static_cast<int64_t>(bytes), "the message from rank ", source,
                      " with tag ", tag, " has ", place[1], " bytes, the receiver expected ", bytes);
     if (place[0] >= 0) {
-      const at::Tensor found = borrowed(group_, source, place, count, dtype);
-      return strides.empty() ? found.view(sizes) : found.as_strided(sizes, strides);
+      const at::Tensor elements = borrowed(group_, source, place, count, dtype);
+      return strides.empty() ? elements.view(sizes) : elements.as_strided(sizes, strides);
     }
   }
   at::Tensor received = strides.empty() ? at::empty(sizes, at::TensorOptions(dtype))
@@ -104,9 +104,9 @@ size_t TensorMailbox::wait_any(Wanted wanted, milliseconds timeout) {
     std::lock_guard lock(mutex_);
     forget_what_left();
   }
-  size_t found = 0;
-  with_torch_errors([&] { found = group_->wait_ready(wanted, timeout); });
-  return found;
+  size_t index = 0;
+  with_torch_errors([&] { index = group_->wait_ready(wanted, timeout); });
+  return index;
 }
 
 void TensorMailbox::flush(milliseconds timeout) {

@@ -134,9 +134,4 @@ bool combines_in_parts(DType dtype, Reduction reduction) {
   }
 }
 
-void average_sums(void* sums, size_t count, DType dtype, int members) {
-  const void* in = sums;
-  Reducer(dtype, Reduction::Average, members)(&sums, 1, &in, 1, count * size_of(dtype));
-}
-
 }  // namespace opensmd

@@ -55,7 +55,4 @@ class Reducer {
 // PremulSum, whose inputs are multiplied first).
 bool combines_in_parts(DType dtype, Reduction reduction);
 
-// Turns sums over `members` into averages, in place.
-void average_sums(void* sums, size_t count, DType dtype, int members);
-
 }  // namespace opensmd
