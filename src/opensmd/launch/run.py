@@ -15,6 +15,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,13 +77,13 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
     from opensmd.launch.output.logs import RankLogs
     from opensmd.launch.stores.other_hosts import OtherHosts
 
-    _raise_at_signals()
+    received = _raise_at_signals()
     orphans.adopt()
-    try:
+    with suppress(SignalException):
         prepare(options)
-    except SignalException as stopped:
-        console.say(f"ended by {stopped.sigval.name}")
-        return 128 + int(stopped.sigval)
+    if received:  # also if the exception came where Python ignores all, in a __del__
+        console.say(f"ended by {received[0].name}")
+        return 128 + received[0]
     logs = RankLogs(console, folder)
     others = OtherHosts(options.nnodes, functools.partial(orphans.signal_children, spare=[guardian.pid]))
     ending = _Ending()
@@ -99,13 +100,18 @@ def _run_watched(options: Options, console: Console, folder: Path, guardian: Gua
     return _explained(ending, options, logs, others, console)
 
 
-def _raise_at_signals() -> None:
+def _raise_at_signals() -> list[signal.Signals]:
+    """Raise an exception at each signal from now on; return a list to which they are added."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
+    received: list[signal.Signals] = []
+
     def stop(number: int, _: object) -> None:
-        raise SignalException(f"smdrun got signal {number}", signal.Signals(number))
+        received.append(signal.Signals(number))
+        raise SignalException(f"smdrun got signal {number}", received[-1])
 
     signals.listen(stop)
+    return received
 
 
 def _run_to_the_end(options: Options, logs: RankLogs, others: OtherHosts, console: Console) -> _Ending:

@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +29,9 @@ import torch
 
 from opensmd.environment.private_files import open_own, private_folder
 from opensmd.environment.settings import Settings
-from opensmd.native.compilers import Compilers
+from opensmd.native.compilers import LOOK_EVERY, Compilers
 from opensmd.native.errors import BuildError
-from opensmd.native.objects import compile_units, is_ours, run_compiler
+from opensmd.native.objects import compile_units, is_ours, require_success
 from opensmd.native.prebuilt import find_prebuilt
 from opensmd.native.recipe import LIBRARIES, LINK_FLAGS, MODULE, base_key, digest, python_include, units
 from opensmd.native.toolchain import Toolchain, find_compiler
@@ -147,7 +148,7 @@ def _build_into(target: Path, toolchain: Toolchain) -> None:
         library = finished / f"{MODULE}.so"
         arguments = [*LINK_FLAGS, *map(str, objects), "-o", str(library), *LIBRARIES]
         with Compilers() as compilers:
-            run_compiler(compilers, toolchain, arguments)
+            require_success(compilers.run([*toolchain.command, *arguments]), toolchain)
         library.chmod(0o755)  # regardless of the umask
         finished.chmod(0o755)
         finished.rename(target)
@@ -178,8 +179,18 @@ def _require_python_headers() -> None:
 def _lock(cache_dir: Path, name: str) -> Iterator[None]:
     """Hold a kernel lock on a file of this name, which is released however the process ends."""
     with _lock_file(cache_dir, name) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _take(file):  # not in one wait: see compilers.result
+            time.sleep(LOOK_EVERY)
         yield
+
+
+def _take(file: IO[bytes]) -> bool:
+    """Take the kernel lock on a file, unless another process has it; return whether it was taken."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _lock_file(cache_dir: Path, name: str) -> IO[bytes]:
@@ -191,12 +202,8 @@ def _remove_wrecks(cache_dir: Path, own: str) -> None:
     for wreck in cache_dir.glob(f"{UNFINISHED}*"):
         name = wreck.name.removeprefix(UNFINISHED).rsplit("-", 1)[0]
         with _lock_file(cache_dir, name) as file:
-            if name != own:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-            shutil.rmtree(wreck, ignore_errors=True)
+            if name == own or _take(file):
+                shutil.rmtree(wreck, ignore_errors=True)
 
 
 def main() -> int:

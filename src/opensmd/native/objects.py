@@ -7,9 +7,9 @@ objects as the product. Objects that no build has used for long are removed.
 from __future__ import annotations
 
 import os
+import subprocess
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,16 +17,17 @@ import psutil
 
 from opensmd.cpus import allowed_cpus, cores_at_once, cpu_quota
 from opensmd.environment.private_files import make_folder, who_else_can_change
-from opensmd.native.compilers import Compilers
+from opensmd.native.compilers import Compilers, result
 from opensmd.native.errors import BuildError
 from opensmd.native.progress import BuildProgress, expected_pace
 from opensmd.native.recipe import CompilationUnit, compile_flags, object_key
 from opensmd.native.toolchain import Toolchain
 
-__all__ = ["compile_units", "is_ours", "run_compiler"]
+__all__ = ["compile_units", "is_ours", "require_success"]
 
 UNUSED_DAYS = 30  # after which cached objects are removed
 MEMORY_EACH = 2 << 30  # bytes that a compiler may need for torch's headers
+_ENDED = object()
 
 
 def compile_units(
@@ -61,20 +62,18 @@ def compile_units(
     return list(objects.values())
 
 
-def run_compiler(compilers: Compilers, toolchain: Toolchain, arguments: Sequence[str]) -> None:
-    """Run the compiler to its end.
+def require_success(done: subprocess.CompletedProcess[str], toolchain: Toolchain) -> None:
+    """Look at how a compiler has ended.
 
     Raises:
         BuildError: it failed; the message quotes it.
     """
-    command = [*toolchain.command, *arguments]
-    done = compilers.run(command)
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:60])
         raise BuildError(
             f"compiling the native core failed with {toolchain.version.splitlines()[0]} "
             f"(exit status {done.returncode}).\n"
-            f"{' '.join(command)}\n{shown}"
+            f"{' '.join(done.args)}\n{shown}"
         )
 
 
@@ -91,24 +90,23 @@ def _compile_missing(
     pace = expected_pace(workers, running=os.getloadavg()[0], processors=len(allowed_cpus()))
     progress = BuildProgress(seconds, workers=workers, what=what, pace=pace)
 
-    def compile_one(compilers: Compilers, unit: CompilationUnit, target: Path) -> None:
+    def compile_one(compilers: Compilers, unit: CompilationUnit, target: Path) -> Iterator[None]:
+        """Yield from time to time while the compiler runs."""
         with progress.step(unit.seconds):
             together, unfinished = folder / f"{target.stem}.cpp", folder / target.name
             together.write_text(unit.text)
             arguments = [*compile_flags(unit), *flags, "-c", str(together), "-o", str(unfinished)]
-            run_compiler(compilers, toolchain, arguments)
+            process = compilers.start([*toolchain.command, *arguments])
+            while (done := result(process)) is None:
+                yield
+            require_success(done, toolchain)
             unfinished.chmod(0o644)
             unfinished.rename(target)
 
-    with Compilers() as compilers, progress, ThreadPoolExecutor(max_workers=workers) as pool:
-        try:
-            jobs = [pool.submit(compile_one, compilers, *item) for item in missing.items()]
-            for job in jobs:
-                job.result()
-        except BaseException:  # including Ctrl-C and SIGTERM: work in progress is useless, too
-            pool.shutdown(wait=False, cancel_futures=True)
-            compilers.end()
-            raise
+    with progress, Compilers() as compilers:
+        jobs = [compile_one(compilers, *item) for item in missing.items()]
+        while jobs:
+            jobs[:workers] = [job for job in jobs[:workers] if next(job, _ENDED) is None]
 
 
 def _workers(most: int) -> int:

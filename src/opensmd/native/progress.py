@@ -48,7 +48,7 @@ class BuildProgress:
         self._finished = 0
         self._work_done = 0.0
         self._seconds_done = 0.0
-        self._running: dict[int, tuple[float, float]] = {}
+        self._running: dict[object, tuple[float, float]] = {}
         self._begun = 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="opensmd-build-progress", daemon=True)
@@ -69,7 +69,7 @@ class BuildProgress:
     @contextmanager
     def step(self, seconds: float) -> Iterator[None]:
         """Wrap one step, which counts as done if it ends without an exception."""
-        key, begun = threading.get_ident(), time.monotonic()
+        key, begun = object(), time.monotonic()
         with self._lock:
             self._running[key] = (seconds, begun)
         try:

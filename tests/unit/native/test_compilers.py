@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from opensmd.native.compilers import Compilers
+from opensmd.native.compilers import Compilers, result
 from tests.support.patience import PATIENCE
 
 # A driver with a child that does the work, which is what a compiler is.
 DRIVER = "echo $$ >> {pids}; (echo $(sh -c 'echo $PPID') >> {pids}; sleep 600; true); true"
 BUILD = """
-import sys, threading
+import sys, time
 from opensmd.native.compilers import Compilers
-threads = [threading.Thread(target=Compilers().run, args=(["sh", "-c", sys.argv[1]],)) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+builds = [Compilers(), Compilers()]
+for compilers in builds:
+    compilers.start(["sh", "-c", sys.argv[1]])
+time.sleep(600)
 """
 
 
@@ -60,15 +61,39 @@ def test_a_command_is_run_and_its_words_are_kept() -> None:
 
 def test_the_end_reaches_the_children_of_those_that_run(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    compilers = Compilers()
-    thread = threading.Thread(target=compilers.run, args=(["sh", "-c", DRIVER.format(pids=pids)],))
-    thread.start()
-    running = wait_for_pids(pids, 2)
-    compilers.end()
-    thread.join()
+    with Compilers() as compilers:
+        process = compilers.start(["sh", "-c", DRIVER.format(pids=pids)])
+        running = wait_for_pids(pids, 2)
+        assert result(process) is None
     assert wait_until_gone(running) == []
-    with pytest.raises(InterruptedError, match="the build has ended"):
-        compilers.run(["true"])
+
+
+class StoppedError(Exception):
+    """What the handler of a signal raises."""
+
+
+@pytest.fixture
+def raising_handler() -> Iterator[signal.Signals]:
+    """A signal whose handler raises, but which does not interrupt what the main thread waits for."""
+
+    def stop(*_: object) -> None:
+        raise StoppedError
+
+    number = signal.SIGUSR1
+    before = signal.signal(number, stop)
+    yield number
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    signal.signal(number, before)
+
+
+def test_a_signal_that_comes_just_before_a_wait_ends_it(raising_handler: signal.Signals) -> None:
+    """Python only notes it then, as it does when another thread gets it."""
+    sender = threading.Timer(0.1, os.kill, (os.getpid(), raising_handler))
+    sender.start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [raising_handler])
+    with pytest.raises(StoppedError), Compilers() as compilers:
+        compilers.run(["sleep", "600"])
+    sender.join()
 
 
 @pytest.mark.processes
