@@ -66,7 +66,7 @@ def require_success(done: subprocess.CompletedProcess[str], toolchain: Toolchain
     """Look at how a compiler has ended.
 
     Raises:
-        BuildError: it failed; the message quotes it.
+        BuildError: the compiler failed; the message quotes it.
     """
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:60])

@@ -31,7 +31,7 @@ def read_timeline(folder: Path) -> Timeline:
     """Read what the ranks of a job have recorded in ``folder``.
 
     Raises:
-        ValueError: there is nothing, or something else.
+        ValueError: the folder has no timelines of ranks, or a file that only has the name of one.
     """
     files = [read_rank_file(path) for path in sorted(folder.glob("rank-*.events"))]
     hosts: dict[str, HostClock] = {}

@@ -110,7 +110,7 @@ def frames(content: bytes) -> Iterator[tuple[list[str], bytes]]:
     """The words and the data of each frame; not of half a one, which a killed rank may have left at the end.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: what is read is no timeline.
     """
     at = 0
     while (line := content.find(b"\n", at)) >= 0:

@@ -35,10 +35,10 @@ class RankFile:
 
 
 def read_rank_file(path: Path) -> RankFile:
-    """Read one file.
+    """Read what one rank has recorded.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the file is no timeline of a rank.
     """
     rank_file = None
     reader = _Reader()

@@ -164,7 +164,7 @@ def _loses(state: CompressionState, buffer: Tensor) -> bool:
     """Whether a bucket is compressed.
 
     Raises:
-        ValueError, TypeError: it cannot be.
+        ValueError, TypeError: the bucket cannot be compressed.
     """
     group = state.process_group or _torch_internals.default_group()
     backend: Any = _torch_internals.cpu_backend(group)

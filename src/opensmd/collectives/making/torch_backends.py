@@ -102,7 +102,7 @@ def nccl(place: Membership, exchange: Exchange) -> Any:
     """Return torch's NCCL.
 
     Raises:
-        RuntimeError: there is none here.
+        RuntimeError: this machine or this torch has none.
     """
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         raise RuntimeError(

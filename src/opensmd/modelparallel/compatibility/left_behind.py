@@ -45,7 +45,7 @@ def require_trained(optimizer: torch.optim.Optimizer, is_replaced: Callable[[nn.
     Where they have gradients, the script trains the module that was replaced by itself.
 
     Raises:
-        SMPError: it has.
+        SMPError: the optimizer has such parameters, and gets no gradients.
     """
     if isinstance(optimizer, WrappedOptimizer):
         return

@@ -98,7 +98,7 @@ class Constant:
         """The tensor.
 
         Raises:
-            SMPError: it has been changed.
+            SMPError: the tensor has been changed since it was recorded.
         """
         if self._version is not None and self._tensor._version != self._version:
             raise SMPError(

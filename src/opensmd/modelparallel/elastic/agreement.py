@@ -55,7 +55,7 @@ class Agreement:
         """Check that the job continues.
 
         Raises:
-            SMPError: it cannot continue.
+            SMPError: the job cannot continue; the message says why.
             SystemExit: with status 0, because the job is complete.
         """
         over = self._store.over

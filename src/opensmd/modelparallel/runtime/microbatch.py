@@ -113,7 +113,7 @@ class Microbatch:
         Backward continues there only for known dependencies of the loss, which are the arguments of modules.
 
         Raises:
-            SMPUnsupportedError: it has.
+            SMPUnsupportedError: such a gradient is here.
         """
         for source, shape in self.edges.kept():
             raise SMPUnsupportedError(

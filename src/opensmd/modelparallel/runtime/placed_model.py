@@ -88,7 +88,7 @@ class PlacedModel:
         """Raise for a module that runs piece by piece and has full backward hooks.
 
         Raises:
-            SMPUnsupportedError: there is one.
+            SMPUnsupportedError: there is such a module.
         """
         for name, module in self._split.items():
             if has_backward_hooks(module):

@@ -44,7 +44,7 @@ def require_same_groups(sizes: Sequence[int], state_dict: Mapping[str, Any]) -> 
     """Refuse a state dict whose groups have other sizes than the optimizer's.
 
     Raises:
-        ValueError: they have.
+        ValueError: the sizes differ.
     """
     saved_sizes = [len(group["params"]) for group in state_dict["param_groups"]]
     if saved_sizes != sizes:
@@ -96,7 +96,7 @@ def require_same_shapes(shapes: Sequence[torch.Size], state_dict: Mapping[str, A
         shapes: those of all parameters, in the whole optimizer's order.
 
     Raises:
-        ValueError: they have; the message names the first five.
+        ValueError: shapes differ; the message names the first five.
     """
     stored = params_of(state_dict["param_groups"])
     wrong = [

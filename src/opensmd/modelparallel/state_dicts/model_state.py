@@ -67,7 +67,7 @@ class ModelState(Moves):
         """Refuse ``name`` of an optimizer, wrapped or not, if it has parameters of this model.
 
         Raises:
-            SMPError: it has, and a step with several microbatches is running.
+            SMPError: it has some, and a step with several microbatches is running.
         """
         if self.running <= 1:  # the usual case: optimizers step between steps
             return

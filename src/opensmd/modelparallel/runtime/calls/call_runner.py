@@ -301,7 +301,7 @@ class CallRunner:
         """Raise if a module has changed a buffer that modules on other ranks have copies of.
 
         Raises:
-            SMPUnsupportedError: it has.
+            SMPUnsupportedError: the module has changed such a buffer.
         """
         for buffer in written if self.context.divided else ():
             if buffer in self.context.divided:

@@ -27,7 +27,7 @@ def pieces_of(tensor: Tensor) -> list[Tensor]:
     """Return what the tensor is made of, which may in turn be made of others.
 
     Raises:
-        SMPUnsupportedError: that is unknown.
+        SMPUnsupportedError: it is unknown what the tensor is made of.
     """
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]

@@ -55,7 +55,7 @@ class DistributedEncoder(DistributedTransformer):
         """Run like the original, without caches and cross attention.
 
         Raises:
-            ValueError: these are requested.
+            ValueError: caches or cross attention are requested.
         """
         from transformers import modeling_outputs
 

@@ -18,7 +18,7 @@ def require_within(indices: Tensor, size: int, what: str, *, besides: int | None
         besides: a number with a special meaning.
 
     Raises:
-        RuntimeError: one is not; on an accelerator, its next operation raises.
+        RuntimeError: an index is outside; on an accelerator, its next operation raises.
     """
     if is_tracing():
         return

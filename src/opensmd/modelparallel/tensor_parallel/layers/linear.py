@@ -122,7 +122,7 @@ def require_divisible(name: str, **sizes: int) -> None:
     """Refuse sizes that the number of tensor-parallel ranks does not divide.
 
     Raises:
-        ValueError: there are any; the message names them.
+        ValueError: there are such sizes; the message names them.
     """
     ranks = tensor_size()
     wrong = [f"{size}={value}" for size, value in sizes.items() if value % ranks]
