@@ -32,9 +32,7 @@ class ReplicasOfTest:
 
     def __init__(self, replicas: int, size: int) -> None:
         self._replicas, self._size = replicas, size
-        self._served = served_store(
-            LOOPBACK, 0, None, timeout=timedelta(seconds=PATIENCE), wait_for_workers=False
-        )
+        self._served = served_store(LOOPBACK, 0, None, timeout=timedelta(seconds=PATIENCE))
         self.store = ReplicaStore(self._served)
         self._started: dict[Replica, Ranks] = {}
         self._watched: list[threading.Thread] = []

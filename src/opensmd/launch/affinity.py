@@ -102,11 +102,10 @@ def local_cores() -> Cores:
     return physical_cores(cpus, read_siblings(cpus))
 
 
-def pin(local_rank: int, local_size: int) -> tuple[int, ...] | None:
-    """Pin this process to its share of the cores it may use; return the share, or None if not pinned."""
+def pin(local_rank: int, local_size: int) -> None:
+    """Pin this process to its share of the cores it may use; without an even one, the kernel decides."""
     if not hasattr(os, "sched_setaffinity"):
-        return None
+        return
     mine = share(local_cores(), local_rank, local_size)
     if mine is not None:
         os.sched_setaffinity(0, mine)
-    return mine

@@ -39,14 +39,13 @@ def is_prebuilt(library: Path) -> bool:
     return FOLDER in library.parents
 
 
-def put_prebuilt(library: Path, root: Path) -> Path:
-    """Copy a compiled core to its place in a wheel with the root ``root``; return the folder."""
+def put_prebuilt(library: Path, root: Path) -> None:
+    """Copy a compiled core to its place in a wheel with the root ``root``."""
     folder = root / FOLDER.relative_to(Path(__file__).parents[2]) / _name()
     folder.mkdir(parents=True)
     shutil.copyfile(library, folder / library.name)
     (folder / library.name).chmod(0o755)
     (folder / "key").write_text(base_key())
-    return folder
 
 
 def _name() -> str:

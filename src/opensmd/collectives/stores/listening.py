@@ -71,10 +71,10 @@ def speaks_of_other_hosts(host: str, world_size: int | None, environ: Mapping[st
     return "KUBERNETES_SERVICE_HOST" in environ and host in LOOPBACK_NAMES and not alone
 
 
-def served_store(
-    host: str, port: int, world_size: int | None, *, timeout: timedelta, wait_for_workers: bool
-) -> TCPStore:
+def served_store(host: str, port: int, world_size: int | None, *, timeout: timedelta) -> TCPStore:
     """Return a store that this process serves, only at ``host`` if :func:`bound_socket` can.
+
+    It does not wait for the processes that will use it.
 
     Raises:
         OSError: the port is taken.
@@ -82,10 +82,10 @@ def served_store(
     """
     bound = bound_socket(host, port)
     if bound is None:
-        return TCPStore(host, port, world_size, True, timeout, wait_for_workers)
-    port = bound.getsockname()[1]
+        return TCPStore(host, port, world_size, True, timeout, wait_for_workers=False)
+    port, descriptor = bound.getsockname()[1], bound.detach()
     return TCPStore(  # closes the descriptor
-        host, port, world_size, True, timeout, wait_for_workers, master_listen_fd=bound.detach()
+        host, port, world_size, True, timeout, wait_for_workers=False, master_listen_fd=descriptor
     )
 
 

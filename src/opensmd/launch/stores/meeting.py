@@ -39,7 +39,7 @@ def meeting_store(
     """
     if serves:
         try:
-            return served_store(address, port, hosts, timeout=timeout, wait_for_workers=False)
+            return served_store(address, port, hosts, timeout=timeout)
         except OSError as error:
             raise dist.DistNetworkError(
                 f"this host cannot serve their store at {address}:{port}: {error.strerror}. --master-port "

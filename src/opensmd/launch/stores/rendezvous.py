@@ -82,9 +82,7 @@ class OneHost(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return a store in memory for the agent itself, and a new one for this attempt of the ranks."""
         self._before_attempt()
-        self._ranks_store = served_store(
-            LOOPBACK, 0, None, timeout=timedelta(seconds=TIMEOUT), wait_for_workers=False
-        )
+        self._ranks_store = served_store(LOOPBACK, 0, None, timeout=timedelta(seconds=TIMEOUT))
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, self._ranks_store.port))
 
     def is_closed(self) -> bool:

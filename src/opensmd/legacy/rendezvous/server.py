@@ -96,7 +96,7 @@ def serve(host: str, port: int, deadline: Deadline) -> TCPStore:
     try:
         if host == ANYWHERE:
             return TCPStore(LOOPBACK, port, None, is_master=True, timeout=timeout, wait_for_workers=False)
-        return served_store(host, port, None, timeout=timeout, wait_for_workers=False)
+        return served_store(host, port, None, timeout=timeout)
     except (OSError, DistNetworkError) as error:
         if "EADDRINUSE" not in str(error) and getattr(error, "errno", 0) != errno.EADDRINUSE:
             raise
