@@ -8,13 +8,15 @@ from unittest import mock
 
 import pytest
 
-import smdistributed.modelparallel.torch as smp
-
 
 @pytest.fixture
 def initialised() -> Iterator[None]:
     """Model parallelism with a single partition."""
-    with mock.patch.dict(os.environ):  # smp.init tells this process that it is a group of one
+    # Importing it, too, tells this process that it is a group of one. That may not happen where this file is
+    # imported: pytest's workers would inherit it.
+    with mock.patch.dict(os.environ):
+        import smdistributed.modelparallel.torch as smp
+
         smp.init({"partitions": 1})
         yield
         smp.shutdown()
