@@ -2,8 +2,8 @@
 
 Units are timed forward and backward in real steps (the median of several). The best cut is that of the same
 units whose longest stage is shortest, with what the planner counts for messages, and again with messages
-free. It is compared with cuts that are planned by estimates from shapes, by default (operations run again
-where these cannot be trusted), by steps that are timed in the dry run, and by the very times that judge.
+free. It is compared with cuts that are planned by estimates from shapes, by default (operations run again),
+by steps that are timed in the dry run, and by the very times that judge.
 """
 
 from __future__ import annotations

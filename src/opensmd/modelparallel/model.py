@@ -83,7 +83,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         module: the model; not a ScriptModule and not wrapped in DistributedDataParallel.
         trace_device: where a timed dry run takes place, ``"gpu"`` or ``"cpu"``.
         trace_execution_times: measure times for the plan in real runs (not with ``trace_device="cpu"``).
-            None: try out operations where estimates cannot be trusted; False: not even then.
+            None: time the operations of the dry run where that may gain something; False: nothing.
         overlapping_allreduce: send gradients to the replicas during the last microbatch's backward.
         backward_passes_per_step: how many steps add up their gradients before the replicas reduce them.
         average_grads_across_microbatches: divide gradients by the number of microbatches.

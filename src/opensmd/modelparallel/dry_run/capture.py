@@ -58,8 +58,8 @@ def capture(
             are undone.
         device: where a timed run takes place; by default, the parameters' device.
         times: measure times in three more, real runs (``trace_execution_times``), forward and backward.
-        operations: run the operations alone again, without the script, and time them if estimates cannot be
-            trusted and results do not depend on where modules are.
+        operations: run the operations alone again, without the script, and time them if that may gain
+            something and results do not depend on where modules are.
         memory: measure what is kept for backward in a real run instead of a fake one
             (``trace_memory_usage``).
         has_data: False if parameters have no data yet; then no real run takes place, even if requested.

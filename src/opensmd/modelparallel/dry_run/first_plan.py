@@ -53,7 +53,7 @@ class PlanRequest:
         cfg: the settings.
         optimizer: its state counts as memory; without one, Adam's is assumed.
         times, memory: measure in real runs (``trace_execution_times``, ``trace_memory_usage``). If times is
-            None, operations run again where estimates cannot be trusted.
+            None, operations run again where that may gain something.
         device: where a timed run takes place; None for the model's.
         has_data: False if parameters are delayed, so nothing can be computed with them.
         saved: where the checkpoint that waits to be loaded has modules, by name.

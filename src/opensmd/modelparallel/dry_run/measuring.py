@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,12 @@ logger = logging.getLogger("opensmd.modelparallel")
 
 # How many runs of a step count, and for how many seconds short steps are repeated. Forwards alone have no
 # warm-up, so one more counts; and a busy kernel sometimes mistakes a sleep for a wait, so two would be too
-# few.
+# few. Where the operations of a step of LONG seconds run again, there is none, either.
 FEWEST = 2
 FORWARDS = 3
 MOST = 8
 LEAST_SECONDS = 0.5
+LONG = 0.5
 
 # Operations return at most so many times the bytes that a step without checkpoints keeps for its backward.
 RETURNED = 4
@@ -99,13 +101,13 @@ class Measuring:
         return UnitSeconds(forward, None) if missed else None
 
     def of_replays(self) -> UnitSeconds | None:
-        """Run the operations again if estimates cannot be trusted and results do not depend on the cut.
+        """Run the operations again if that may gain something and results do not depend on the cut.
 
         With random numbers, the cut decides which are drawn where, and measured times differ from run to run.
         That also rules out torch's deterministic algorithms, under which nothing may differ.
         """
         record = self.observer.record
-        if torch.are_deterministic_algorithms_enabled() or record.draws or not record.is_doubtful:
+        if torch.are_deterministic_algorithms_enabled() or record.draws or not record.is_worth_timing:
             return None
         return self._replayed()
 
@@ -116,7 +118,7 @@ class Measuring:
             return None
         replay = Replay(record)
         try:
-            clocks = _counting(replay.runs())
+            clocks = _counting(replay.runs(), warm_up_below=LONG)
             watching = Watching(replay.call_seconds(), self._watching().node)
         except Exception as error:
             # An operation may need what is no argument of it, and a mere estimate must not stop the script.
@@ -187,9 +189,16 @@ class Measuring:
             return None
 
 
-def _counting(runs: Iterator[StepClock[Any]]) -> list[StepClock[Any]]:
-    """Return runs after a warm-up: two, or more of short steps if all together take ``LEAST_SECONDS``."""
-    clocks = list(islice(runs, FEWEST + 1))[1:]
+def _counting(runs: Iterator[StepClock[Any]], *, warm_up_below: float = math.inf) -> list[StepClock[Any]]:
+    """Return runs after a warm-up: two, or more of short steps if all together take ``LEAST_SECONDS``.
+
+    A step of ``warm_up_below`` seconds has none: of two times the smaller counts, and the first are only
+    longer.
+    """
+    first = next(runs)
+    if first.all_seconds > warm_up_below:
+        return [first, *islice(runs, FEWEST - 1)]
+    clocks = list(islice(runs, FEWEST))
     more = int(LEAST_SECONDS / max(clocks[-1].all_seconds, LEAST_SECONDS / MOST)) - FEWEST
     return [*clocks, *islice(runs, max(0, more))]
 

@@ -27,6 +27,7 @@ from opensmd.modelparallel.dry_run.timing.step_clock import losses_in
 from opensmd.modelparallel.dry_run.timing.step_record import StepRecord
 from opensmd.modelparallel.dry_run.timing.unseen_work import UnseenWork
 from opensmd.modelparallel.planning.costs.cost import cost_of
+from opensmd.modelparallel.runtime.side_effects.random_numbers.positions import generator_positions
 from opensmd.modelparallel.runtime.tensors.storages import StorageSet
 
 __all__ = ["Observer"]
@@ -43,7 +44,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         flow: what units produce and use.
         hooked: the modules with forward hooks.
         late: what backwards may leave for later.
-        record: what to run again if estimates cannot be trusted.
+        record: what can run again.
         escapes: tensors that hooks carry out of modules.
         unseen: work that operations do not show.
         reach: which operations have a backward.
@@ -70,6 +71,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self._backwards: dict[tuple[int, int], float] = defaultdict(float)  # by unit, and number for reach
         self._kept = StorageSet()
         self._packing = False  # whether the operation is this observer's own
+        self._script_generators = generator_positions()  # when the outermost module was called
 
     def __torch_dispatch__(
         self,
@@ -109,15 +111,22 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         return out
 
     def _entered(self, module: nn.Module, args: Any) -> None:
+        if len(self.position.stack) == 1:
+            self._script_generators = generator_positions()
         self.flow.entered(args)
         self.escapes.entered(module, args)
+
+    def _returned(self, module: nn.Module, args: Any, out: Any) -> None:
+        self.escapes.returned(module, args, out)
+        if len(self.position.stack) == 1 and generator_positions() != self._script_generators:
+            self.record.draws = True
 
     @contextlib.contextmanager
     def watching(self, names: dict[nn.Module, str]) -> Iterator[None]:
         """Watch the calls of modules."""
         self.flow.watch(names)
         with (
-            self.position.follow(names, self._entered, self.escapes.returned),
+            self.position.follow(names, self._entered, self._returned),
             self.unseen.watching_functions(),
         ):
             yield

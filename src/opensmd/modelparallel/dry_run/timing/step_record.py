@@ -1,8 +1,8 @@
 """The operations of a dry run in order, and which tensors they pass on, so that they can run again.
 
-The times of convolutions vary more than rules based on shapes can say, while other operations keep to their
-rates. So if convolutions are a substantial part of the work, all operations of the run are run again on real
-memory, and timed (:mod:`.replay`).
+The times of convolutions vary more than rules based on shapes can say, and so do those of many small
+operations, while large ones keep to their rates. So where there is a substantial part of the former, all
+operations of the run are run again on real memory, and timed (:mod:`.replay`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from opensmd.modelparallel.runtime.tensors.storages import StorageSet, has_stora
 
 __all__ = ["TensorNumber", "StepOperation", "StepRecord"]
 
-# Of all estimated work: if convolutions are less, estimates are as good as measurements.
+# If convolutions are less of the estimated work, estimates are as good as measurements for steps longer than
+# SHORT. With fewer seconds than LEAST, messages outweigh what a better cut would gain.
+SHORT = 20e-3
+LEAST = 5e-3
 CONVOLUTIONS = 0.1
 
 
@@ -62,7 +65,8 @@ class StepRecord:
     """The operations of one run.
 
     Attributes:
-        draws: whether random numbers were drawn, so that results depend on where modules are.
+        draws: whether the model drew random numbers, from torch's generators or the script's, so that results
+            depend on where modules are.
         is_complete: whether all of it can run again and leave the model and the script as they are.
         given: tensors that no operation made, by number: parameters, buffers, inputs and constants.
         losses: the numbers of the tensors from which backward runs.
@@ -126,20 +130,23 @@ class StepRecord:
             self._give_up()
 
     @property
-    def is_doubtful(self) -> bool:
-        """Whether estimates cannot be trusted, because convolutions are much of the work."""
-        return self._convolutions > CONVOLUTIONS * self._work
+    def is_worth_timing(self) -> bool:
+        """Whether measurements may give a better cut than estimates."""
+        return LEAST < self._work < SHORT or self._convolutions > CONVOLUTIONS * self._work
 
     def operations(self) -> Iterator[tuple[StepOperation, Collection[int]]]:
         """Yield each operation with the numbers of tensors that none after it needs.
 
-        Left out is what only torch's own bookkeeping has called: a view or an empty tensor that nothing uses.
+        Left out is what only torch's own bookkeeping has called: a view or an empty tensor that nothing uses,
+        and a copy for the backward of the operation after it, which makes another when it runs again.
         """
         used = set(self.losses)
         found: list[tuple[StepOperation, set[int]]] = []
-        for each in reversed(self._recorded):
+        for each, following in zip(reversed(self._recorded), [None, *reversed(self._recorded)], strict=False):
             given = each.given
-            if used.isdisjoint(each.results) and (each.func.is_view or not given):
+            if used.isdisjoint(each.results) and (
+                each.func.is_view or not given or _is_copy_for_backward(each, following)
+            ):
                 continue
             found.append((each, given.union(each.results) - used))
             used.update(given, each.results)
@@ -172,6 +179,13 @@ class StepRecord:
             number = self._numbers[tensor] = self._count
             self._count += 1
         return number
+
+
+def _is_copy_for_backward(operation: StepOperation, following: StepOperation | None) -> bool:
+    """Whether this copies what the operation after it overwrites."""
+    if following is None or operation.func is not torch.ops.aten.clone.default:
+        return False
+    return following.func._schema.is_mutable and following.leaves[0] == operation.leaves[0]
 
 
 def _can_be_had(leaf: Any) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy
 import psutil
 import pytest
 import torch
@@ -18,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from opensmd.modelparallel.dry_run import measuring
 from opensmd.modelparallel.dry_run.capture import _observe_fake, capture
 from opensmd.modelparallel.dry_run.module_tree import ModuleTree
 from opensmd.modelparallel.dry_run.timing import replay
@@ -63,11 +67,43 @@ def test_convolutions_are_timed_without_running_the_step_again() -> None:
     assert all(0 <= unit.late_seconds <= unit.backward_seconds for unit in trace.units)
 
 
+class Scaling(nn.Module):
+    """Multiplies by a number that it draws."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.draw()
+
+
 def test_nothing_is_timed_where_a_cut_decides_which_random_numbers_are_drawn() -> None:
     model, _, step = pictures(nn.Dropout(0.5))
     assert not capture(model, step, operations=True).measured
     model.eval()
     assert capture(model, step, operations=True).measured
+
+
+@pytest.mark.parametrize("draw", [random.random, numpy.random.rand])
+def test_numbers_of_python_and_numpy_count_where_the_model_draws_them(draw: Callable[[], float]) -> None:
+    model, _, step = pictures()
+    assert capture(model, lambda: step() * draw(), operations=True).measured  # every rank draws this
+    model, _, step = pictures(Scaling(draw))
+    assert not capture(model, step, operations=True).measured
+
+
+def test_what_an_operation_copies_for_its_backward_is_copied_once() -> None:
+    """Torch copies what hardtanh overwrites, within that operation, and again whenever it runs."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU6(inplace=True))
+
+    def step() -> Tensor:
+        scaled = model(torch.ones(2, 4)) * 1.0
+        return (scaled.clone() + scaled.clone().mul_(2.0)).sum()  # the script's own copies
+
+    observer = _observe_fake(model, step, ModuleTree(model), ModuleTree(model).followed())
+    functions = [operation.func for operation, _ in observer.record.operations()]
+    assert functions.count(aten.clone.default) == 2
 
 
 class Attention(nn.Module):
@@ -107,11 +143,24 @@ def test_nothing_is_timed_where_runs_shall_be_alike() -> None:
     assert not capture(model, step, operations=True).measured
 
 
-def test_nothing_is_timed_where_estimates_can_be_trusted_or_there_is_no_data() -> None:
+@pytest.mark.parametrize(("rows", "timed"), [(8, False), (1 << 14, True), (1 << 20, False)])
+def test_steps_without_convolutions_are_timed_if_they_are_short_but_not_tiny(rows: int, timed: bool) -> None:
     linear = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    assert not capture(linear, lambda: linear(torch.ones(8, 64)).sum(), operations=True).measured
+    x = torch.ones(1, 64).expand(rows, 64)
+    assert capture(linear, lambda: linear(x).sum(), operations=True).measured == timed
+
+
+def test_nothing_is_timed_where_there_is_no_data() -> None:
     model, _, step = pictures()
     assert not capture(model, step, operations=True, has_data=False).measured
+
+
+@pytest.mark.parametrize(("seconds", "counted"), [(0.01, 8), (0.2, 2), (0.6, 2)])
+def test_long_steps_run_twice_and_short_ones_for_half_a_second(seconds: float, counted: int) -> None:
+    runs = iter([SimpleNamespace(all_seconds=seconds, number=number) for number in range(20)])
+    found = measuring._counting(cast("Any", runs), warm_up_below=measuring.LONG)
+    first = 0 if seconds > measuring.LONG else 1
+    assert [each.number for each in cast("Any", found)] == list(range(first, first + counted))
 
 
 def test_the_calling_threads_modes_reach_no_replay() -> None:
