@@ -27,7 +27,7 @@ def groups_outlive() -> Iterator[None]:
     def destroy_and_hold(group: dist.ProcessGroup | None = None) -> None:
         groups = dict(distributed_c10d._world.pg_map)
         destroyed = groups if group is None else [group]
-        held.extend(one for one in destroyed if "gloo" in groups.get(one, ("",))[0])
+        held.extend(group for group in destroyed if "gloo" in groups.get(group, ("",))[0])
         destroy(group)
 
     dist.destroy_process_group = destroy_and_hold

@@ -52,7 +52,7 @@ def some_setups(case: Case, number: int) -> Iterator[Setup]:
     ways = itertools.cycle(itertools.product(counts, SCHEDULES))
     for _ in range(number % (len(counts) * len(SCHEDULES))):
         next(ways)
-    usual = [one for one in case.placements(2) if one not in case.fixed.get(2, {})]
+    usual = [placement for placement in case.placements(2) if placement not in case.fixed.get(2, {})]
     chosen = {usual[(number + i) % len(usual)] for i in range(2)} if usual else set()
     placements = [*sorted(chosen), *case.fixed.get(2, {})]
     steps = itertools.chain([LONG if number % 2 == 0 else 2], itertools.repeat(2))
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 def _short(line: str) -> str:
     """Of what ranks raised, the errors without the tracebacks."""
     first, *rest = line.splitlines()
-    return "\n".join([first, *(one[:300] for one in rest if one.startswith("--- rank"))])
+    return "\n".join([first, *(error[:300] for error in rest if error.startswith("--- rank"))])
 
 
 if __name__ == "__main__":

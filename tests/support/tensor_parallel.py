@@ -93,7 +93,7 @@ def shared_training(
 
     losses, norms = [], []
     for step in range(STEPS):
-        ids, mask = (own_rows(one) for one in batch(words, vocabulary, step))
+        ids, mask = (own_rows(tensor) for tensor in batch(words, vocabulary, step))
         optimizer.zero_grad()
         value = step_function(ids, mask).reduce_mean()
         norms.append(

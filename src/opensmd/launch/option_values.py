@@ -43,8 +43,8 @@ def given(context: click.Context, *, leave_out: Collection[str]) -> list[str]:
         if option.is_flag:
             words.append((option.opts if value else option.secondary_opts)[0])
             continue
-        for one in value if option.multiple else [value]:
-            words += [option.opts[0], str(one)]
+        for item in value if option.multiple else [value]:
+            words += [option.opts[0], str(item)]
     return words
 
 

@@ -92,7 +92,7 @@ def all_gather_multigpu(
         return
     count = len(input_tensor_list)
     first = input_tensor_list[0]
-    own = torch.stack([one.detach().to(first.device) for one in input_tensor_list])
+    own = torch.stack([tensor.detach().to(first.device) for tensor in input_tensor_list])
     members = len(api.current_session().resolve(group).ranks)
     if [len(outputs) for outputs in output_tensor_lists] != [members * count] * count:
         raise RuntimeError(

@@ -92,9 +92,9 @@ def reachable_addresses() -> list[str]:
     """The calling process's IP addresses in the order in which a peer on another host should try them."""
     addresses: list[str] = []
     for interface in psutil.net_if_addrs().values():
-        for one in interface:
-            usable = one.family in (socket.AF_INET, socket.AF_INET6)
-            if usable and not one.address.startswith(("127.", "::1", "fe80")):
-                addresses.append(one.address)
+        for address in interface:
+            usable = address.family in (socket.AF_INET, socket.AF_INET6)
+            if usable and not address.address.startswith(("127.", "::1", "fe80")):
+                addresses.append(address.address)
     # IPv4 first: more likely to be routed between the hosts of a cluster
     return sorted(addresses, key=lambda address: ":" in address)

@@ -95,7 +95,7 @@ def join_multicast(
 
 def choose_leader(heard: dict[str, Announcement], own: Announcement) -> Announcement | None:
     """Whose store to go to, from all announcements by token, the own one too; None: not enough yet."""
-    followed = sorted(one.leader for one in heard.values() if one.leader)
+    followed = sorted(announcement.leader for announcement in heard.values() if announcement.leader)
     if followed:  # and heard soon, if not yet: it shouts as long as others may come
         return next((heard[leader] for leader in followed if leader in heard), None)
     # Another world size is enough to meet: the rendezvous then tells everyone of the disagreement.
@@ -105,7 +105,7 @@ def choose_leader(heard: dict[str, Announcement], own: Announcement) -> Announce
 
 
 def _disagree(heard: dict[str, Announcement], own: Announcement) -> bool:
-    return any(one.world_size != own.world_size for one in heard.values())
+    return any(announcement.world_size != own.world_size for announcement in heard.values())
 
 
 def find_leader(

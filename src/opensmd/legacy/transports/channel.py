@@ -76,7 +76,7 @@ class TorchChannel(Channel):
 
     def scatter(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int) -> None:
         landing = self._landing(tensor, read=False)
-        moved = [[self._moved(one) for one in inputs]] if inputs else []
+        moved = [[self._moved(input) for input in inputs]] if inputs else []
         options = _options(c10d.ScatterOptions, root)
         self._run("scatter", self._group.scatter, [self._wire.moved(landing)], moved, options)
         _write_back(tensor, landing)

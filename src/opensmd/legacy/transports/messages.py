@@ -283,7 +283,7 @@ class Messages:
             peer.link.close()
             if peer.reading is not None:
                 self._give_up(peer.reading)
-            for receive in [one for one in self._posted if self._is_closed(one.source)]:
+            for receive in [posted for posted in self._posted if self._is_closed(posted.source)]:
                 self._posted.remove(receive)
                 receive.fail(f"recv on rank {self._rank}: {_ended(receive.source)}")
 

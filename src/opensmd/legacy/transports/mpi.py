@@ -100,7 +100,7 @@ class MpiChannel(Channel):
         parts = None
         if inputs:
             parts = [
-                bytes_of(torch.stack([WIRE.for_moving(one).view(-1) for one in inputs])),
+                bytes_of(torch.stack([WIRE.for_moving(tensor).view(-1) for tensor in inputs])),
                 self._mpi.BYTE,
             ]
         self._comm.Scatter(parts, [bytes_of(wire), self._mpi.BYTE], root)
@@ -143,8 +143,8 @@ class MpiTransport(LegacyTransport):
         self._forget_finished()
         copy = WIRE.for_moving(tensor).clone()
         # Never for receives, which the other rank may answer only when it has this message.
-        copies = deque(one for one in self._unfinished if one.buffered)
-        while copies and sum(one.buffered for one in copies) + copy.nbytes > BUFFERED_BYTES:
+        copies = deque(request for request in self._unfinished if request.buffered)
+        while copies and sum(request.buffered for request in copies) + copy.nbytes > BUFFERED_BYTES:
             copies[0].wait()
             self._unfinished.remove(copies.popleft())
         self._start_send(copy, dst, buffered=copy.nbytes)

@@ -177,10 +177,10 @@ def cut_entry(value: Any, shard: Shard | None, own: Any) -> Any:
 
 def _scaled_names(module: nn.Module) -> Iterator[str]:
     """Yield names of tensors that belong to distributed modules or are split by torch's own parallelism."""
-    for prefix, one in outermost(module):
+    for prefix, distributed in outermost(module):
         for name, _ in [
-            *one.named_parameters(remove_duplicate=False),
-            *one.named_buffers(remove_duplicate=False),
+            *distributed.named_parameters(remove_duplicate=False),
+            *distributed.named_buffers(remove_duplicate=False),
         ]:
             yield f"{prefix}.{name}" if prefix else name
     for name, parameter in module.named_parameters(remove_duplicate=False):

@@ -100,7 +100,7 @@ def outermost(module: nn.Module) -> Iterator[tuple[str, DistributedModule]]:
 
 def mark_outermost(module: nn.Module) -> None:
     """Let every distributed module below ``module`` know whether it is in another one, and where."""
-    top = {one for _, one in outermost(module)}
+    top = {distributed for _, distributed in outermost(module)}
     for name, submodule in module.named_modules():
         if isinstance(submodule, DistributedModule):
             submodule.is_outermost = submodule in top

@@ -122,9 +122,9 @@ def tp_register_with_module(
     Raises:
         TypeError: an argument is not a module class, or not a function.
     """
-    for one in (module_cls, dist_module):
-        if not isinstance(one, type) or not issubclass(one, nn.Module):
-            raise TypeError(f"smp.tp_register: expected a class of torch.nn.Module, got {one!r:.80}")
+    for cls in (module_cls, dist_module):
+        if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+            raise TypeError(f"smp.tp_register: expected a class of torch.nn.Module, got {cls!r:.80}")
     for hook in (init_hook, forward_hook, return_hook):
         if hook is not None and not callable(hook):
             raise TypeError(f"smp.tp_register: a hook must be a function, got {hook!r:.80}")

@@ -32,10 +32,10 @@ class Block(DistributedModule):
             return list(inputs)
         batch = inputs[0].shape[0]
         return [
-            self.batch_gather(one)
-            if isinstance(one, Tensor) and one.dim() > 1 and one.shape[0] == batch
-            else one
-            for one in inputs
+            self.batch_gather(input)
+            if isinstance(input, Tensor) and input.dim() > 1 and input.shape[0] == batch
+            else input
+            for input in inputs
         ]
 
     def leave(self, output: Tensor) -> Tensor:
