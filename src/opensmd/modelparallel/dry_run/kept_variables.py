@@ -55,7 +55,8 @@ def _holders(module: nn.Module) -> Iterator[ModuleType | type]:
     kinds = {kind for submodule in module.modules() for kind in type(submodule).__mro__}
     kinds = {kind for kind in kinds if not is_of_library(kind.__module__)}
     packages = {kind.__module__.partition(".")[0] for kind in kinds}
-    for name, file in list(sys.modules.items()):
+    # A copy: while a list is made, a collection of garbage may run code that imports.
+    for name, file in sys.modules.copy().items():
         if not isinstance(file, ModuleType) or is_of_library(name):
             continue
         if name.partition(".")[0] in packages or not is_installed(getattr(file, "__file__", None)):
