@@ -162,3 +162,53 @@ def test_objects_that_forwards_fill_are_each_microbatchs_own(
     pool: Pools, kind: type[Store], looped: bool, pipeline: str
 ) -> None:
     pool(2).run(trained, kind, looped, pipeline)
+
+
+class Tables(nn.Module):
+    """Every call returns what it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.register_buffer("offset", torch.arange(float(WIDTH)))
+        self.plain = torch.ones(WIDTH)
+
+    def forward(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.weight, self.offset, self.plain
+
+
+class Looking(nn.Module):
+    """Calls a module of the first stage again and again between layers of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = Tables()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            weight, offset, plain = self.tables()
+            x = torch.tanh(layer(x)) * weight + offset - plain
+        return x
+
+
+def weighted(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = model(x).abs().mean()
+    loss: Tensor = (model(x) * scale).square().mean()
+    return loss
+
+
+def looked_up() -> None:
+    restart(partitions=2, microbatches=2, auto_partition=False, default_partition=0)
+    module, plain = Looking(), Looking()
+    for layer in module.layers[2:]:
+        smp.set_partition(layer, 1)
+    batches = [(torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0)),)] * 2
+    train_beside(smp.DistributedModel(module), plain, batches, microbatches=2, loss=weighted)
+    smp.shutdown()
+
+
+def test_a_module_may_return_what_it_keeps_in_every_call(pool: Pools) -> None:
+    pool(2).run(looked_up)

@@ -34,6 +34,7 @@ from opensmd.modelparallel.runtime.tensors.placeholder import DataElsewhere
 from opensmd.modelparallel.runtime.tensors.tags import (
     Tag,
     put_tag,
+    real_tensor,
     tag_of,
     tags_of,
 )
@@ -236,9 +237,10 @@ class CallRunner:
         result = self._call(call, *arguments, known)
         described = known.new_tensor
         if described is not None and isinstance(result, Tensor) and described.fits(result):
-            if tag_of(result) is None:
+            if tag_of(result) is None:  # nearly all are new
                 self.put(result, call.new_tag(described, home))
-            return result
+                return result
+            return self._new(result, described, call, home)
         parts = ResultParts.of(result, call.name, lambda: Containers(arguments).containers)
         check_result(known, parts, call.name)
         copied = arguments[0] is not call.args or arguments[1] is not call.kwargs
@@ -362,12 +364,26 @@ class CallRunner:
             # call got.
             if described.argument is not None:
                 handle = call.leaves[described.argument]
-                same = same and handle is tensor
-            # What already has a tag is not new, such as a parameter that the module returns, and keeps it.
-            elif tag_of(tensor) is None:
-                self.put(tensor, call.new_tag(described, home))
+            else:
+                handle = self._new(tensor, described, call, home)
+            same = same and handle is tensor
             handles.append(handle)
         return result if same else description.build(handles, containers or ())
+
+    def _new(self, tensor: Tensor, described: TensorDescription, call: Call, home: int) -> Tensor:
+        """Return, at home, what the program gets for a result that is no argument.
+
+        The other ranks have a new placeholder. So what a module keeps and returns again, such as a parameter,
+        must be a new tensor here: by their tags, all tell whether something has been sent.
+        """
+        tag = call.new_tag(described, home)
+        if tag_of(tensor) is not None:
+            kept, tensor = tensor, torch.ops.aten.alias(tensor)
+            # without gradients, an alias of a parameter does not require any
+            if tensor.requires_grad != kept.requires_grad:
+                tag.real = real_tensor(kept)
+        self.put(tensor, tag)
+        return tensor
 
     def _placeholder(self, described: TensorDescription, call: Call, home: int) -> Tensor:
         if described.argument is not None:
