@@ -1,8 +1,10 @@
-"""Objects that forwards fill and reset: caches, collectors, contexts, globals that a split model reaches."""
+"""What forwards fill and reset outside of modules: caches, contexts, globals, classes, closures."""
 
 from __future__ import annotations
 
 from collections import UserList
+from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -74,16 +76,42 @@ class Losses(list[Tensor]):
 
 STORE = Store()
 AUXILIARY: list[Tensor] = []
+TABLES: dict[int, Tensor] = {}
+
+
+def shared_by_calls() -> Callable[[nn.Module, Tensor], Tensor]:
+    """A forward with a variable that only its closure has: the mean of what the first layer is given."""
+    mean = None
+
+    def shifted(layer: nn.Module, x: Tensor) -> Tensor:
+        nonlocal mean
+        if layer.is_first:
+            mean = x.mean(0)
+        return x - mean
+
+    return shifted
 
 
 class Layer(nn.Linear):
-    controller: Controller
+    """Finds what layers of the other partition have made: constants, and two tensors of each microbatch."""
 
-    def __init__(self) -> None:
+    controller: Controller
+    offsets: ClassVar[Tensor | None] = None
+    shifted = shared_by_calls()
+
+    def __init__(self, *, is_first: bool) -> None:
         super().__init__(WIDTH, WIDTH)
+        self.is_first = is_first
 
     def forward(self, x: Tensor) -> Tensor:
-        out = torch.tanh(super().forward(x))
+        if len(x) not in TABLES:
+            TABLES[len(x)] = torch.arange(float(len(x)))[:, None].expand(-1, WIDTH)
+        if Layer.offsets is None:
+            Layer.offsets = torch.linspace(0, 1, WIDTH)
+        if self.is_first:
+            self.context.strong = x.abs() > 0.5  # type: ignore[union-attr]
+        given = self.shifted(x * self.context.strong) + Layer.offsets  # type: ignore[union-attr, operator]
+        out = torch.tanh(super().forward(given / (1 + TABLES[len(x)])))
         self.controller(out)
         AUXILIARY.append(out.mean())
         return out * self.context.scale  # type: ignore[operator, union-attr, no-any-return]
@@ -95,12 +123,16 @@ class Context:
 
 
 class Net(nn.Module):
-    """Uses all of them, in itself, in its layers and in hooks."""
+    """Uses all of them, in itself, in its layers and in hooks, and attributes of its class."""
+
+    scale: ClassVar[float] = 1.0
+    positive: ClassVar[Tensor | None] = None
+    means: ClassVar[list[Tensor]] = []
 
     def __init__(self, kind: type[Store]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(is_first=not n) for n in range(LAYERS))
         self.store, self.context, self.meter = kind(), Context(), Meter()
         self.losses, self.others, features = Losses(), UserList[Tensor](), Store()
         for layer in self.layers:
@@ -110,8 +142,9 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.features()
-        for each in (self.losses, self.others, AUXILIARY):
+        for each in (self.losses, self.others, self.means, AUXILIARY):
             each.clear()
+        Net.scale, type(self).positive = x.abs().sum().item(), x > 0.5
         features.reset()
         if self.context.mask is None:
             self.context.mask = x > 0
@@ -119,10 +152,11 @@ class Net(nn.Module):
         for layer in self.layers:
             x = layer(x)
             STORE.add(x)
-            for kept in (self.losses, self.others):
+            x = x * Net.scale + x * type(self).positive
+            for kept in (self.losses, self.others, self.means):
                 kept.append(x.square().mean())
         stores = [self.store, STORE, features, *self.layers[0].controller.stores["up"]]
-        kept = [*self.losses, *self.others, *AUXILIARY]
+        kept = [*self.losses, *self.others, *self.means, *AUXILIARY]
         out: Tensor = (x * self.context.mask).mean() + torch.stack(
             [*(each.total() for each in stores), *kept]
         ).sum()
@@ -140,6 +174,8 @@ def trained(kind: type[Store], looped: bool, pipeline: str) -> None:
         partitions=2, microbatches=MICROBATCHES, auto_partition=False, default_partition=0, pipeline=pipeline
     )
     module, plain = Net(kind), Net(kind)
+    Layer.offsets = None
+    TABLES.clear()
     for number, layer in enumerate(module.layers):
         smp.set_partition(layer, number % 2 if looped else 2 * number // LAYERS)
     generator = torch.Generator().manual_seed(0)

@@ -16,7 +16,11 @@ from opensmd.modelparallel.runtime.calls.call import Call, parents_of
 from opensmd.modelparallel.runtime.calls.changed_arguments import ChangedArguments
 from opensmd.modelparallel.runtime.calls.checkpointed import can_be_repeated, checkpointed
 from opensmd.modelparallel.runtime.calls.descriptions.describing import ResultParts, check_result
-from opensmd.modelparallel.runtime.calls.descriptions.description import Description, TensorDescription
+from opensmd.modelparallel.runtime.calls.descriptions.description import (
+    Description,
+    TensorDescription,
+    local_device,
+)
 from opensmd.modelparallel.runtime.calls.descriptions.exchange import DescriptionExchange
 from opensmd.modelparallel.runtime.calls.keys import call_key
 from opensmd.modelparallel.runtime.calls.transfers import Transfers
@@ -30,9 +34,12 @@ from opensmd.modelparallel.runtime.side_effects.objects.elsewhere import found_e
 from opensmd.modelparallel.runtime.side_effects.watch import Watch
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.packed import unpack
 from opensmd.modelparallel.runtime.tensors.placeholder import DataElsewhere
 from opensmd.modelparallel.runtime.tensors.tags import (
     Tag,
+    origins_of,
+    put_origin,
     put_tag,
     real_tensor,
     tag_of,
@@ -103,6 +110,9 @@ class CallRunner:
             if self._changed.memories:
                 self._changed.tag(known, tags)
             self.context.escaped.require_replicated(known, tags, self.microbatch.point)
+            if self._known.spreads:
+                for origin in origins_of(known):
+                    self.microbatch.require_not_later(origin)
         return leaves, tags
 
     def release(self) -> None:
@@ -227,7 +237,7 @@ class CallRunner:
                 call.leaves,
                 call.owner,
                 tensors,
-                lambda described: self._placeholder(described, call, home),
+                lambda described, data: self._left(described, data, call, home),
             )
         return result
 
@@ -286,6 +296,8 @@ class CallRunner:
             if tag_of(tensor) is None:
                 tag = Tag(home, tensor.requires_grad, parents=call.parents, serial=self.microbatch.serial)
                 self.put(tensor, tag)
+        for tensor in watch.spread:
+            self._spread(tensor, home)
         return self._tagged(call, home, parts, description, result, effects.own_containers), description
 
     def _waits_for_earlier(self, call: Call, key: Hashable, real: Sequence[Tensor], *, is_new: bool) -> bool:
@@ -391,6 +403,20 @@ class CallRunner:
         placeholder = described.placeholder()
         self.put(placeholder, call.new_tag(described, home))
         return placeholder
+
+    def _left(self, described: TensorDescription, data: bytes | None, call: Call, home: int) -> Tensor:
+        """Return what stands here for a tensor that a call at ``home`` has left outside its result."""
+        if data is None:
+            return self._placeholder(described, call, home)
+        device = local_device(described.device)
+        made = unpack(data, described.shape, described.stride, described.dtype, device)
+        self._spread(made, home)
+        return made
+
+    def _spread(self, tensor: Tensor, home: int) -> None:
+        """Note which microbatch has left a tensor that all ranks have."""
+        put_origin(tensor, Tag(home, serial=self.microbatch.serial))
+        self._known.spreads = True
 
     def put(self, tensor: Tensor, tag: Tag) -> None:
         """Give a home to a tensor that the program gets."""

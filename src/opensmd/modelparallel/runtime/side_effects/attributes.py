@@ -32,9 +32,14 @@ from opensmd.modelparallel.runtime.side_effects.slots import (
     buffers_of,
     changed_slots,
 )
-from opensmd.modelparallel.runtime.side_effects.transient import FirstForward, Learned, is_noted
+from opensmd.modelparallel.runtime.side_effects.transient import (
+    FirstForward,
+    Learned,
+    describes_process,
+    is_noted,
+)
 from opensmd.modelparallel.runtime.tensors import structure
-from opensmd.modelparallel.runtime.tensors.tags import tags_of
+from opensmd.modelparallel.runtime.tensors.tags import origins_of, tags_of
 
 __all__ = ["AttributesPerMicrobatch", "Places"]
 
@@ -359,7 +364,8 @@ class AttributesPerMicrobatch:
                 self._contents.forget(value)
 
     def _require_not_borrowed(self, slot: Slot, microbatch: int, before: list[Tensor]) -> None:
-        if slot.is_buffer or self._context.borrowed.isdisjoint(tags_of(before)):
+        borrowed = self._context.borrowed
+        if slot.is_buffer or borrowed.isdisjoint([*tags_of(before), *origins_of(before)]):
             return  # readers of buffers have waited for earlier ones (``buffers.py``)
         name = slot.path(self._places.modules)
         raise SMPError(
@@ -391,5 +397,5 @@ def _is_own(slot: Slot, value: Any) -> bool:
     if isinstance(value, FunctionType | MethodType) or (isinstance(value, (list, dict)) and not value):
         return True
     if is_noted(value):
-        return not (isinstance(slot.holder, Held) and slot.holder.describes_process(slot.name))
+        return not describes_process(slot, value)
     return is_object(value) or bool(structure.tensors_in(value))

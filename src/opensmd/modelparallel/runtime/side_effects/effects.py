@@ -3,12 +3,14 @@
 Examples are a key-value cache that a decoder layer fills, or an attribute that a module keeps for its parent.
 Ranks on which the call does not run must see them, too. The home compares before and after, and sends the
 changes without tensors; the others insert placeholders. If the call has written into a tensor that all ranks
-have (a static cache's length), they get the data.
+have (a static cache's length), they get the data. So they do of small tensors without gradient that it puts
+into objects or variables outside of modules (a mask, a cache of constants), where modules of any rank find
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,13 +32,19 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
 )
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held
 from opensmd.modelparallel.runtime.side_effects.objects.places import Reached, ReachedPlace
-from opensmd.modelparallel.runtime.side_effects.objects.reach import is_of_program
+from opensmd.modelparallel.runtime.side_effects.objects.reach import is_of_program, objects_in
 from opensmd.modelparallel.runtime.side_effects.slots import Holder, Slot, slots_of
 from opensmd.modelparallel.runtime.side_effects.transient import is_noted
 from opensmd.modelparallel.runtime.tensors import structure
+from opensmd.modelparallel.runtime.tensors.packed import can_be_packed, pack
+from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
 __all__ = ["Effects", "apply"]
+
+# Of tensors that all ranks get. Classes and files hold constants, made once, which may be tables of many
+# positions; objects also hold what belongs to one forward, such as keys and values.
+_MOST_BYTES, _MOST_BYTES_OUTSIDE = 1 << 20, 16 << 20
 
 Attributes = dict[tuple[ReachedPlace, str], Any]  # (module or object, attribute) -> value
 Inner = tuple[ReachedPlace, str, int]  # and the number of a container in it
@@ -100,6 +108,7 @@ class Effects:
         self._holders = [] if self._owner is None else [*Reached(self._owner).all()]
         self._attributes = _attributes(self._holders)
         self._contents = _contents(self._attributes)
+        self._versions = _versions(self._holders, self._contents)
         self.counted = self.carries_on = False
 
     @property
@@ -124,7 +133,9 @@ class Effects:
         attributes = {
             place: value
             for place, value in now.items()
-            if place not in self._attributes or self._attributes[place] is not value
+            if place not in self._attributes
+            or self._attributes[place] is not value
+            or (self._versions and self._is_written(value))
         }
         # What is counted outside of modules mostly describes the process, and no call depends on it.
         self.counted = any(
@@ -134,9 +145,16 @@ class Effects:
         )
         self.carries_on = torch.is_grad_enabled() and any(map(_may_carry_on, attributes.values()))
         # A file, a lock or a lambda stays here: no tensor can come out of it through attributes.
-        attributes = {place: value for place, value in attributes.items() if _goes_elsewhere(place[0], value)}
+        spread: set[int] = set()  # ids of tensors that modules on any rank may find
+        attributes = {
+            place: value
+            for place, value in attributes.items()
+            if _goes_elsewhere(place[0], value, value, spread)
+        }
         filled = {
-            place: more for place, more in self._filled() if _goes_elsewhere(place[0], more.content, more)
+            place: more
+            for place, more in self._filled()
+            if _goes_elsewhere(place[0], more.content, more, spread)
         }
         written = {
             number: _packed(tensor)
@@ -155,17 +173,39 @@ class Effects:
         # With placeholders, as on the other ranks: fetched tensors are gone after the call.
         if contents and self._copied:
             self._own.fill(contents, tensors)
-        return Left(pickled, contents, tensors[len(self._held) + len(result) :])
+        new = tensors[len(self._held) + len(result) :]
+        return Left(pickled, contents, new, self._data(new, spread, result))
+
+    def _data(
+        self, new: Sequence[Tensor], spread: Collection[int], result: Sequence[Tensor]
+    ) -> dict[int, bytes]:
+        """Return the data of those new tensors that all ranks are to have, by number."""
+        if not spread:
+            return {}
+        # What has memory in common with others must go on changing with them.
+        parameters = () if self._owner is None else (*self._owner.parameters(), *self._owner.buffers())
+        memory = structure.memory_of([*self._real, *result, *parameters])
+        return {
+            number: pack(each)
+            for number, each in enumerate(new)
+            if id(each) in spread and not lies_in(each, memory)
+        }
+
+    def _is_written(self, value: Any) -> bool:
+        """Whether this is a tensor that all ranks have in an object, and that the call has written into."""
+        return id(value) in self._versions and version_of(value) != self._versions[id(value)]
 
     def _filled(self) -> Iterator[tuple[Inner, _Filled]]:
         """Return the containers in attributes whose content has changed, and how."""
         for place, (container, before) in self._contents.items():
             now = content_of(container)
-            if not same_content(before, now):
+            written = {id(value) for _, value in _items(now) if self._versions and self._is_written(value)}
+            if written or not same_content(before, now):
                 if isinstance(before, dict) and isinstance(now, dict) and not place[0].is_outside:
                     self.counted |= any(_is_another(before.get(key), value) for key, value in now.items())
-                more = added(before, now)
-                yield place, _Filled(_announced(before, now) if more is None else more, more is not None)
+                more = None if written else added(before, now)
+                content = _announced(before, now, written) if more is None else more
+                yield place, _Filled(content, more is not None)
 
 
 def apply(
@@ -174,7 +214,7 @@ def apply(
     leaves: Sequence[Tensor],
     owner: nn.Module | None,
     result: Sequence[Tensor],
-    make: Callable[[TensorDescription], Tensor],
+    make: Callable[[TensorDescription, bytes | None], Tensor],
 ) -> None:
     """Apply to this rank's objects and modules what the call did at its home.
 
@@ -182,14 +222,15 @@ def apply(
         left: what the home has announced.
         arguments, leaves, owner: as for :class:`Effects`, on this rank.
         result: the tensors of the call's result.
-        make: creates the placeholder of a new tensor.
+        make: creates a new tensor with its data, or a placeholder.
     """
     objects = _objects(arguments)
     held: list[Tensor] = list(leaves)
     # Dumped only for the numbering, which must be the home's.
     for item in objects:
         structure.dump_if_possible(item, held)
-    tensors = [*held, *result, *map(make, left.tensors)]
+    created = [make(described, left.data.get(number)) for number, described in enumerate(left.tensors)]
+    tensors = [*held, *result, *created]
     if left.contents:
         Containers(arguments).fill(left.contents, tensors)
     if not left.pickled:
@@ -255,14 +296,22 @@ def _attributes(holders: Iterable[tuple[ReachedPlace, Holder]]) -> Attributes:
     return {(place, slot.name): value for place, holder in holders for slot, value in slots_of(holder)}
 
 
-def _goes_elsewhere(place: ReachedPlace, value: Any, announced: Any = None) -> bool:
-    """Whether other ranks may have what a call has left at a place, as ``announced``."""
+def _goes_elsewhere(place: ReachedPlace, value: Any, announced: Any, spread: set[int]) -> bool:
+    """Whether other ranks may have what a call has left at a place, as ``announced``.
+
+    Adds to ``spread`` the ids of small tensors in it, if it is in an object or outside of modules.
+    """
     if (place.path or place.is_outside) and not is_of_program(value):
         return False
     # A number outside of modules mostly describes the process (calls counted in a class).
     if place.is_outside and not place.path and is_noted(value):
         return False
-    return structure.can_be_dumped(value if announced is None else announced)
+    tensors: list[Tensor] = []
+    if structure.dump_if_possible(announced, tensors) is None:
+        return False
+    if tensors and (place.path or place.is_outside or objects_in(value)):
+        spread.update(id(each) for each in tensors if _can_be_spread(each, place))
+    return True
 
 
 def _is_another(before: Any, now: Any) -> bool:
@@ -291,9 +340,35 @@ def _contents(attributes: Attributes) -> dict[Inner, tuple[Any, Content]]:
     return found
 
 
-def _announced(before: Content, now: Content) -> Content:
-    """Return the announcement of ``now`` for ranks that have ``before``."""
-    keys = {id(value): key for key, value in _items(before)}
+def _versions(
+    holders: Iterable[tuple[ReachedPlace, Holder]], contents: Mapping[Inner, tuple[Any, Content]]
+) -> dict[int, int]:
+    """Return how often small tensors that all ranks have in objects, or outside of modules, were changed."""
+    values = [
+        (place, value)
+        for place, holder in holders
+        if isinstance(holder, Held)  # most are modules
+        for value in holder.values.values()
+    ]
+    for (place, _, _), (_, content) in contents.items():
+        if place.is_outside or place.path:
+            values += [(place, value) for _, value in _items(content)]
+    return {
+        id(value): version_of(value)
+        for place, value in values
+        if isinstance(value, Tensor) and _can_be_spread(value, place)
+    }
+
+
+def _can_be_spread(tensor: Tensor, place: ReachedPlace) -> bool:
+    """Whether a tensor that a call leaves at a place is for all ranks, which need its data."""
+    most = _MOST_BYTES_OUTSIDE if place.is_outside and not place.path else _MOST_BYTES
+    return tag_of(tensor) is None and can_be_packed(tensor, most)
+
+
+def _announced(before: Content, now: Content, written: Collection[int]) -> Content:
+    """Return the announcement of ``now`` for ranks that have ``before`` except what is ``written``."""
+    keys = {id(value): key for key, value in _items(before) if id(value) not in written}
     new = [(key, _Kept(keys[id(value)]) if id(value) in keys else value) for key, value in _items(now)]
     return dict(new) if isinstance(now, dict) else [value for _, value in new]
 

@@ -27,7 +27,7 @@ from opensmd.modelparallel.runtime.side_effects.containers import (
 from opensmd.modelparallel.runtime.side_effects.objects.held import Held
 from opensmd.modelparallel.runtime.side_effects.slots import ABSENT, Holder, Slot, changed_slots
 
-__all__ = ["FirstForward", "Learned", "are_noted", "is_noted"]
+__all__ = ["FirstForward", "Learned", "are_noted", "describes_process", "is_noted"]
 
 _NOTED = frozenset({int, float, str})
 Before = Mapping[Holder, tuple[Mapping[str, Any], Mapping[str, Any]]]
@@ -112,7 +112,8 @@ class FirstForward:
     def look(self, point: int) -> Collection[Slot]:
         """Note what differs from before at a point of the program; return all that has differed."""
         for holder, (attributes, buffers) in self._before.items():
-            self._changed.update(slot for slot, _ in changed_slots(holder, attributes, buffers))
+            slots = changed_slots(holder, attributes, buffers)
+            self._changed.update(slot for slot, value in slots if not describes_process(slot, value))
         self._changed.update(
             slot
             for slot, container, content in self._contents
@@ -148,6 +149,11 @@ class FirstForward:
             same_content(content, content_of(now if container is before else container))
             for container, content in own
         )
+
+
+def describes_process(slot: Slot, value: Any) -> bool:
+    """Whether this is most likely about the process (calls of all instances of a class)."""
+    return isinstance(slot.holder, Held) and is_noted(value) and slot.holder.describes_process(slot.name)
 
 
 def is_noted(value: Any) -> bool:

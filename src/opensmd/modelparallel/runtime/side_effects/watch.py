@@ -37,12 +37,14 @@ class Watch:
         first: whether nothing is known about calls like it.
 
     Attributes:
-        made: tensors that it left outside its result; set by :meth:`description`.
+        made: tensors that it left outside its result; set by :meth:`description`, like the next.
+        spread: those of them that all ranks get.
         effects: its other effects.
     """
 
     def __init__(self, call: Call, given: Any, tensors: Sequence[Tensor], *, first: bool) -> None:
         self.made: Sequence[Tensor] = ()
+        self.spread: Sequence[Tensor] = ()
         self._call = call
         self._tensors = tensors
         self._first = first
@@ -104,7 +106,8 @@ class Watch:
                 )
         left = self.effects.found(parts.tensors)
         if left is not None:
-            self.made = left.tensors
+            self.made = [each for number, each in enumerate(left.tensors) if number not in left.data]
+            self.spread = [left.tensors[number] for number in left.data]
         return describe(
             parts,
             self._tensors,

@@ -31,6 +31,8 @@ __all__ = [
     "count_changes",
     "form_of",
     "highest_home",
+    "origins_of",
+    "put_origin",
     "put_tag",
     "real_tensor",
     "remove_tag",
@@ -41,6 +43,7 @@ __all__ = [
 
 Form = tuple[Sequence[int], Sequence[int], torch.dtype]
 ATTRIBUTE = "_opensmd_tag"
+_ORIGIN = "_opensmd_origin"
 
 
 class Memory:
@@ -196,6 +199,16 @@ def tensor_key(tensor: Tensor) -> tuple[Any, ...]:
 def put_tag(tensor: Tensor, tag: Tag) -> None:
     """Give the tensor a home."""
     tensor.__dict__[ATTRIBUTE] = tag
+
+
+def put_origin(tensor: Tensor, tag: Tag) -> None:
+    """Note where a tensor comes from that all ranks have since."""
+    tensor.__dict__[_ORIGIN] = tag
+
+
+def origins_of(tensors: Iterable[Tensor]) -> list[Tag]:
+    """Return where those of the tensors come from that have no home, but a microbatch has made for all."""
+    return [each.__dict__[_ORIGIN] for each in tensors if _ORIGIN in each.__dict__]
 
 
 def remove_tag(tensor: Tensor) -> None:

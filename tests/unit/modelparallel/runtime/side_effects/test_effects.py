@@ -23,7 +23,7 @@ def announced(module: Keeping, other: Keeping, change: Any) -> list[Tensor]:
     if found is None:
         return []
     left = LeftDescription(found.pickled, found.contents, tuple(found.tensors))  # type: ignore[arg-type]
-    apply(left, ((), {}), [], other, [], lambda tensor: tensor)  # type: ignore[arg-type, return-value]
+    apply(left, ((), {}), [], other, [], lambda tensor, _: tensor)  # type: ignore[arg-type, return-value]
     return list(found.tensors)
 
 
@@ -71,7 +71,7 @@ def test_a_tensor_on_all_ranks_that_a_call_changes_inside_an_object_is_changed_e
     found = effects.found([])
     assert found is not None and not found.tensors
     left = LeftDescription(found.pickled, found.contents, ())
-    apply(left, ((there,), {}), [], None, [], lambda tensor: tensor)  # type: ignore[arg-type, return-value]
+    apply(left, ((there,), {}), [], None, [], lambda tensor, _: tensor)  # type: ignore[arg-type, return-value]
     assert there.length is kept and torch.equal(kept, length + 2)
     assert Effects(((here,), {}), [], ((here,), {}), [], None).found([]) is None
 
@@ -82,3 +82,34 @@ def test_a_tensor_of_one_rank_inside_an_object_stays_there() -> None:
     effects = Effects(((cache,), {}), [], ((cache,), {}), [], None)
     cache.length.add_(1)
     assert effects.found([]) is None
+
+
+class Shared:
+    """An object that modules have."""
+
+
+def test_small_tensors_in_objects_come_with_their_data() -> None:
+    here, there = Keeping(), Keeping()
+    here.shared, there.shared = Shared(), Shared()
+    small, alias, large = torch.ones(2), here.weight.detach(), torch.ones(1 << 20)
+    made: list[Any] = []
+
+    def announce(change: Any) -> list[tuple[Any, bool]]:
+        effects = Effects(((), {}), [], ((), {}), [], here)
+        change(vars(here.shared))
+        found = effects.found([])
+        if found is None:
+            return []
+        left = LeftDescription(found.pickled, found.contents, tuple(found.tensors), found.data)  # type: ignore[arg-type]
+        made[:] = []
+        apply(left, ((), {}), [], there, [], lambda tensor, data: made.append((tensor, data)) or tensor)  # type: ignore[arg-type, func-returns-value, return-value]
+        return [(tensor, data is not None) for tensor, data in made]
+
+    assert announce(lambda each: each.update(small=small)) == [(small, True)]
+    assert announce(lambda each: each.update(alias=alias)) == [(alias, False)]
+    assert announce(lambda each: each.update(large=large)) == [(large, False)]
+    assert announce(lambda each: each.update(held=[here.mean])) == [(here.mean, False)]
+    assert announce(lambda each: None) == []
+    assert announce(lambda each: small.add_(1)) == [(small, True)]  # they have one of their own
+    assert announce(lambda each: large.add_(1)) == []
+    assert there.shared.small is small and there.shared.held[0] is here.mean

@@ -90,6 +90,7 @@ class Left:
     pickled: bytes
     contents: bytes
     tensors: Sequence[Tensor]
+    data: dict[int, bytes]
 
 
 class ArgumentBefore(NamedTuple):
@@ -180,6 +181,7 @@ def describe(
             left.pickled,
             left.contents,
             tuple(_describe_tensor(tensor, arguments, by_memory, foreign) for tensor in left.tensors),
+            left.data,
         ),
     )
 

@@ -94,11 +94,13 @@ class LeftDescription:
             held before, the result's, then ``tensors``.
         contents: those of lists and mappings (see ``containers.py``), with the same numbering.
         tensors: further ones that the call created.
+        data: that of tensors which all ranks are to have, by their place in ``tensors``.
     """
 
     pickled: bytes
     contents: bytes
     tensors: tuple[TensorDescription, ...]
+    data: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

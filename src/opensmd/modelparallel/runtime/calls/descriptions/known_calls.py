@@ -19,6 +19,7 @@ class KnownCalls:
         passed: those of consecutive calls on other ranks.
         stateful: calls that change buffers or parameters, and so keep the order of the microbatches.
         carrying: calls that leave tensors in attributes for the next one, and so also keep the order.
+        spreads: whether calls have left tensors that all ranks have.
         new: how many calls were unlike all before.
     """
 
@@ -26,4 +27,5 @@ class KnownCalls:
     passed: dict[Hashable, Passed] = field(default_factory=dict)
     stateful: set[Hashable] = field(default_factory=set)
     carrying: set[Hashable] = field(default_factory=set)
+    spreads: bool = False
     new: int = 0

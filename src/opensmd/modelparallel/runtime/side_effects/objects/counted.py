@@ -1,6 +1,6 @@
-"""What the code of a class counts: sums of meters, which go on from microbatch to microbatch.
+"""What code sets, and what it counts: sums of meters, which go on from microbatch to microbatch.
 
-Microbatches may add to them in any order, so all have them in common.
+Microbatches may add to these in any order, so all have them in common.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["added_to", "counted_by", "functions_in"]
+__all__ = ["added_to", "carried_by", "counted_by", "functions_in", "stored_by"]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -31,6 +31,33 @@ def added_to(code: CodeType) -> Iterator[str]:
             yield instruction.argval
         elif instruction.opname != "SWAP":
             adds = False
+
+
+def carried_by(code: CodeType) -> Iterator[str]:
+    """Return the attributes that code sets after a look at what they were (``most = max(most, now)``)."""
+    read: set[Any] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            read.add(instruction.argval)
+        elif instruction.opname == "STORE_ATTR" and instruction.argval in read:
+            yield instruction.argval
+        elif instruction.opname.startswith("STORE_") or instruction.opname == "POP_TOP":
+            read.clear()  # the end of a statement
+
+
+def stored_by(code: CodeType) -> Iterator[str]:
+    """Return the names of attributes that code may set, of something other than ``self``."""
+    before: Any = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR" and before not in ("self", ("self",)):
+            yield instruction.argval
+        # One instruction may load two variables.
+        before = instruction.argval[-1:] if isinstance(instruction.argval, tuple) else instruction.argval
+    if "setattr" in code.co_names:
+        yield from (each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from stored_by(inner)
 
 
 def functions_in(values: Iterable[Any]) -> Iterator[FunctionType]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from opensmd.modelparallel.runtime.side_effects.objects.counted import counted_by
 
-__all__ = ["Held", "HeldGlobals", "held", "is_filled"]
+__all__ = ["Held", "HeldGlobals", "HeldVariables", "held", "is_filled"]
 
 
 class Held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,8 +37,8 @@ class Reached:
         self._roots: dict[ReachedPlace, Holder] = {
             ReachedPlace(name): module for name, module in owner.named_modules()
         }
-        kinds = frozenset({type(module) for module in self._roots.values()})
-        self._roots.update({ReachedPlace(each.path, is_outside=True): each for each in _outside(kinds)})
+        kinds = tuple(dict.fromkeys(type(module) for module in owner.modules()))
+        self._roots.update(_outside(kinds))
 
     def all(self) -> Iterator[tuple[ReachedPlace, Holder]]:
         """Yield everything, with its place."""
@@ -64,11 +65,11 @@ class Reached:
         Raises:
             SMPError: there is nothing on this rank.
         """
-        root = self._roots[place._replace(path=())]
-        if not place.path:
-            return root
-        name, *steps = place.path
+        name, *steps = place.path or ("",)
         try:
+            root = self._roots[place._replace(path=())]
+            if not place.path:
+                return root
             return held(at(tuple(steps), attributes_of(root)[name]))
         except (LookupError, AttributeError, TypeError):
             raise SMPError(
@@ -79,5 +80,13 @@ class Reached:
 
 
 @functools.lru_cache(maxsize=1024)
-def _outside(kinds: frozenset[type]) -> tuple[Held, ...]:
-    return tuple(used_by(kinds).held())
+def _outside(kinds: tuple[type, ...]) -> dict[ReachedPlace, Held]:
+    """Return what is outside of modules; of several with one name, all ranks have the same number."""
+    found: dict[ReachedPlace, Held] = {}
+    numbers: Counter[str] = Counter()
+    for each in used_by(kinds).held():
+        numbers[each.path] += 1
+        number = numbers[each.path]
+        root = each.path if number == 1 else f"{each.path} ({number})"
+        found[ReachedPlace(root, is_outside=True)] = each
+    return found
