@@ -96,8 +96,12 @@ class _Methods(PrecisionAttributes):
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer itself; scripts pass this attribute to learning-rate schedulers."""
-        return self
+        """What a wrapper such as Lookahead wraps; else the optimizer itself, for learning-rate schedulers."""
+        return self.__dict__.get("optimizer", self)
+
+    @optimizer.setter
+    def optimizer(self, value: Any) -> None:
+        self.__dict__["optimizer"] = value
 
     def local_state_dict(self, *, gather_if_shard: bool = True) -> dict[str, Any]:
         """Return this rank's state under the whole optimizer's numbers, with ``_smp_is_partial: True``.
@@ -270,8 +274,19 @@ class _Methods(PrecisionAttributes):
         return plain
 
     def _smp_renumbered(self, layout: Layout) -> dict[str, Any]:
-        """Return the plain state dict of this rank's parameters, under the whole optimizer's numbers."""
-        return layout.renumbered(self._smp_plain_state_dict(), self.param_groups)
+        """Return the plain state dict of this rank's parameters, under the whole optimizer's numbers.
+
+        Raises:
+            SMPError: the optimizer's state dicts are not like torch's.
+        """
+        plain = self._smp_plain_state_dict()
+        if not {"state", "param_groups"} <= plain.keys():
+            raise SMPError(
+                f"the state dicts of {type(self).__name__} have a form of their own "
+                f"({', '.join(map(str, plain))}), so smp cannot put the partitions' together. If it wraps "
+                "another, wrap what smp.DistributedOptimizer returns for that; its state dicts are whole"
+            )
+        return layout.renumbered(plain, self.param_groups)
 
     def _smp_localised(self, saved: dict[str, Any], layout: Layout) -> dict[str, Any]:
         """Return this rank's part of a full state dict, under the numbers of its own parameters."""

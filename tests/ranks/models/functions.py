@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -87,6 +88,87 @@ class SquareLayer(nn.Module):
 
 def custom_inside() -> nn.Module:
     return nn.Sequential(SquareLayer(), SquareLayer(), SquareLayer(), nn.Linear(WIDTH, CLASSES))
+
+
+class Reverse(torch.autograd.Function):
+    """Calls blocks in forward, keeps what the last returned alone, and calls them again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, blocks: nn.ModuleList) -> Tensor:
+        ctx.blocks = blocks
+        for block in blocks:
+            x = x + block(x[:, :1])
+        ctx.end = x.detach()
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        x, (gradient,) = ctx.end, given
+        for block in reversed(ctx.blocks):
+            with torch.enable_grad():
+                first = x[:, :1].detach().requires_grad_()
+                change = block(first)
+            change.backward(gradient)
+            x = x - change.detach()
+            gradient = torch.cat([gradient[:, :1] + first.grad, gradient[:, 1:]], 1)
+        return gradient, None
+
+
+class Reversible(nn.Module):
+    """Blocks that add to all but the first column what they make of it, without keeping their inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Behind() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Reverse.apply(x, self.blocks)
+        return torch.tanh(out)
+
+
+class Behind(nn.Module):
+    """A layer that leaves the first column alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, WIDTH - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(self.layer(x).tanh(), (1, 0))
+
+
+def reversible() -> nn.Module:
+    middle = nn.Sequential(Reversible(), nn.Linear(WIDTH, WIDTH), Reversible())
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, CLASSES))
+
+
+class Centre(nn.Module):
+    """Takes off a scaled mean, and returns a function that puts it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((1,), 0.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        mean = x.mean(1, keepdim=True) * self.scale
+
+        def back(y: Tensor) -> Tensor:
+            return y + mean
+
+        return x - mean, back
+
+
+class PutBack(Layers):
+    """A function of the first layers is called after the last ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre = Centre()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, back = self.centre(self.first(x))
+        out: Tensor = self.head(back(self.third(torch.tanh(self.second(h)))))
+        return out
 
 
 def compiled() -> nn.Module:
@@ -297,6 +379,8 @@ CASES = (
     Case("custom operations", CustomOperations),
     Case("function modes of the script", Watched),
     Case("custom functions in modules", custom_inside, ("0", "1", "2", "3")),
+    Case("reversible blocks", reversible, ()),
+    Case("modules that return functions", PutBack, ()),
     Case("compiled modules", compiled),
     Case("compiled functions", Compiled),
     Case("scripted functions", Scripted, whole=False),

@@ -59,10 +59,29 @@ class AbstractSGD(ABC, torch.optim.SGD):
     """Begins with a class that has no fields, as the optimizers of pytorch-optimizer do."""
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Lets another optimizer step, as Lookahead does; both have the same groups."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+class Lookahead(Wrapper):
+    """Has state dicts of another form than torch's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"slow": self.state, "fast": self.optimizer.state_dict()}
+
+
 OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
     lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
     lambda groups: torch.optim.AdamW(groups, lr=0.1),
     lambda groups: AbstractSGD(groups, lr=0.1, momentum=0.9),
+    lambda groups: Wrapper(torch.optim.SGD(groups, lr=0.1)),
     lambda groups: FusedAdam(groups, lr=0.1),
     lambda groups: FusedLAMB(groups, lr=0.1),
     lambda groups: FusedNovoGrad(groups, lr=0.1),
@@ -92,7 +111,7 @@ def check_training(make: Callable[[Any], torch.optim.Optimizer], when: str) -> N
         given, static_loss_scale=None, dynamic_loss_scale=True, dynamic_loss_args={}
     )
     assert optimizer is given and isinstance(optimizer, torch.optim.Optimizer)
-    assert optimizer.optimizer is optimizer
+    assert isinstance(optimizer, Wrapper) or optimizer.optimizer is optimizer
     schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, 0.7) for one in (plain, optimizer)]
     with pytest.raises(SMPError, match="once the model is partitioned"):
         optimizer.local_state_dict()
@@ -165,6 +184,10 @@ def check_two_optimizers() -> None:
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.step()
     assert len(ran) == 1, "hooks run once in a step, also after loading"
+    lookahead = DistributedOptimizer(Lookahead(torch.optim.SGD(groups_of(inner), lr=0.1)))
+    lookahead.step()
+    with pytest.raises(SMPError, match=r"Lookahead have a form of their own \(slow, fast\).* wrap what"):
+        lookahead.state_dict()
 
 
 class CountingSGD(torch.optim.SGD):

@@ -78,8 +78,8 @@ def capture(
     if not has_data:
         return _capture_without_data(module, call, tree, names, asked=times or memory)
     observer = _observe(module, call, tree, names, memory=memory)
-    if observer.position.transforming:  # torch.func's transforms see only what runs inside them
-        names = tree.followed(observer.position.transforming)
+    if observer.position.whole:
+        names = tree.followed(observer.position.whole)
         observer = _observe(module, call, tree, names, memory=memory)
     if not observer.position.entered:
         logger.warning("the step function did not call the model; it is partitioned by parameter sizes alone")
@@ -103,8 +103,8 @@ def _capture_without_data(
             "delayed until there is a plan, so nothing can be measured before"
         )
     observer = _observe_fake_unless_impossible(module, call, tree, names)
-    if observer is not None and observer.position.transforming:
-        names = tree.followed(observer.position.transforming)
+    if observer is not None and observer.position.whole:
+        names = tree.followed(observer.position.whole)
         observer = _observe_fake_unless_impossible(module, call, tree, names)
     if observer is None or not observer.position.entered:
         logger.warning(

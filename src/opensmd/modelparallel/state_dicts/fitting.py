@@ -113,8 +113,10 @@ def require_same_shapes(shapes: Sequence[torch.Size], state_dict: Mapping[str, A
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
-    """Which of torch's optimizers or ours this is, or extends; the bare class for others."""
+    """Which of torch's optimizers or ours this is, or extends; None for others."""
     for base in type(optimizer).__mro__:
+        if base is torch.optim.Optimizer:
+            return None
         is_own = issubclass(base, torch.optim.Optimizer) and not issubclass(base, WrappedOptimizer)
         if is_own and base.__module__.startswith(_MODULES):
             return base

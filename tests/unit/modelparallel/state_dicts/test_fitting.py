@@ -86,4 +86,6 @@ def test_of_other_libraries_optimizers_nobody_knows() -> None:
     class Own(torch.optim.Optimizer):
         """Keeps whatever it likes."""
 
-    require_same_kind(Own([nn.Parameter(torch.ones(1))], {"own": 1}), trained(torch.optim.SGD).state_dict())
+    own = Own([nn.Parameter(torch.ones(1))], {"betas": (0.9, 0.99)})
+    for kind in (torch.optim.SGD, torch.optim.Adamax):
+        require_same_kind(own, trained(kind).state_dict())

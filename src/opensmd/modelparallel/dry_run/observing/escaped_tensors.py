@@ -1,8 +1,9 @@
-"""Tensors that forward hooks carry out of modules, as the dry run shows them.
+"""Tensors that hooks, or functions that modules return, carry out of modules, as the dry run shows them.
 
 A module that lives on one rank runs there as a whole, with its hooks, and what these keep exists only there.
 Hugging Face's models collect attentions this way, with hooks deep inside their blocks. If such a tensor is
-used or returned outside modules that have not returned it, these must run piece by piece.
+used or returned outside modules that have not returned it, these must run piece by piece. So must one that
+returns a function of its forward, which no other rank could find.
 
     step ── model ── block ── attention    a hook of attention keeps its second result
               │                            block returns without it
@@ -13,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from opensmd.modelparallel.planning.trace import Escape
 from opensmd.modelparallel.runtime.tensors import structure
@@ -70,6 +73,8 @@ class EscapeSearch:
         """Note that ``module``, the innermost of the stack, returns ``out``."""
         results = self._known(out)
         caller = tuple(self._stack[:-1])
+        if any(map(_is_of_a_call, tree_leaves(out))):
+            self._add({tuple(self._stack)}, caller)
         for made in results:
             self._use(made)
             if len(made.level) > len(caller):
@@ -111,3 +116,8 @@ class EscapeSearch:
 
     def _known(self, value: Any) -> Sequence[Made]:
         return [made for made in map(self._made_by, structure.tensors_in(value)) if made is not None]
+
+
+def _is_of_a_call(value: Any) -> bool:
+    """Whether this is a function that a call has made, and no name finds."""
+    return isinstance(value, FunctionType) and "<" in value.__qualname__

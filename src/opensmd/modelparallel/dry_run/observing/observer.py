@@ -113,6 +113,8 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def _entered(self, module: nn.Module, args: Any) -> None:
         if len(self.position.stack) == 1:
             self._script_generators = generator_positions()
+        if self.unseen.in_function:  # its backward may call the module again, on one rank
+            self.position.whole.update(self.position.stack[-2:-1])
         self.flow.entered(args)
         self.escapes.entered(module, args)
 

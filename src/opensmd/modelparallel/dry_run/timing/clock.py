@@ -52,7 +52,7 @@ class Position:
         self.current = -1
         self.calls: dict[str, int] = defaultdict(int)
         self.guests: set[tuple[str, str]] = set()  # a module, and one from elsewhere that was called in it
-        self.transforming: set[str] = set()  # modules that call others under torch.func's transforms
+        self.whole: set[str] = set()  # modules that call others where a cut is impossible
         self._unit_of: dict[str, int] = {}
         self._fresh = False
 
@@ -60,7 +60,7 @@ class Position:
         """Note that ``module`` is being called."""
         self.guests.update((frame, module) for frame in self.stack if not is_inside(module, frame))
         if self.stack and in_transform():
-            self.transforming.add(self.stack[-1])
+            self.whole.add(self.stack[-1])
         self.stack.append(module)
         self.calls[module] += 1
         if module in self._unit_of:

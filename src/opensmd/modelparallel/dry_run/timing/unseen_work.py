@@ -42,10 +42,12 @@ class UnseenWork:
     Attributes:
         differentiates: whether an autograd function with gradients is running. Torch sees none of the
             operations in it as differentiable.
+        in_function: whether an autograd function runs that is not torch's own.
     """
 
     def __init__(self, unit: Callable[[], int], now: Callable[[], float]) -> None:
         self.differentiates = False
+        self.in_function = False
         self._unit = unit
         self._now = now
         self._suspected: set[int] = set()
@@ -68,17 +70,18 @@ class UnseenWork:
         """Detect calls of ``torch.autograd.Function``, which dispatch modes do not see."""
 
         def apply(original: Any, function: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            around = self.differentiates
+            around = self.differentiates, self.in_function
             if not function.__module__.startswith("torch."):
                 self._suspected.add(self._unit())
-            self.differentiates = around or (
+                self.in_function = True
+            self.differentiates = self.differentiates or (
                 torch.is_grad_enabled()
                 and any(isinstance(argument, Tensor) and argument.requires_grad for argument in args)
             )
             try:
                 return original(*args, **kwargs)
             finally:
-                self.differentiates = around
+                self.differentiates, self.in_function = around
 
         with replaced_functions(
             apply=apply,
