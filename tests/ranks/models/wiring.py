@@ -112,6 +112,23 @@ class SameUnderTwoNames(Layers):
         return out
 
 
+class SharedFunctions(nn.Module):
+    """Layers and blocks share modules that have nothing of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        activation, same = nn.ReLU(inplace=True), nn.Identity()
+        self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), activation, nn.Linear(WIDTH, WIDTH), activation)
+        self.second = nn.Sequential(nn.Linear(WIDTH, WIDTH), activation, same)
+        self.third = nn.Linear(WIDTH, WIDTH)
+        self.activation, self.same = activation, same
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.same(self.activation(self.third(self.second(self.first(x))))))
+        return out
+
+
 class Tied(nn.Module):
     """A word model whose head is its embedding."""
 
@@ -274,6 +291,7 @@ CASES = (
     Case("diamond", Diamond),
     Case("modules used twice", Reused),
     Case("one module under two names", SameUnderTwoNames, parts=("first", "second", "third", "head")),
+    Case("shared activations", SharedFunctions),
     Case("tied weights", Tied, parts=("words", "first", "second", "out"), loss=tied_loss),
     Case("lists and dicts of modules", Listed, parts=(*(f"layers.{i}" for i in range(4)), "ends.head")),
     Case("identity", Identities, parts=("first", "same", "second", "third", "head")),

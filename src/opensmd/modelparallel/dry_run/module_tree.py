@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import nn
 
-from opensmd.modelparallel._torch_internals import is_returned_by_compile
+from opensmd.modelparallel._torch_internals import has_backward_hooks, is_returned_by_compile, watchers
 from opensmd.modelparallel.dry_run.split_blocks import split_blocks
 from opensmd.modelparallel.planning.costs.cpu.sizes import size_of
 from opensmd.modelparallel.planning.plan import ancestors
@@ -58,6 +58,7 @@ class ModuleTree:
                 self.aliases[name] = self.names[submodule]
             else:
                 self.names[submodule] = name
+        self._shared_modules = frozenset(self.aliases.values())
         self.owners: dict[int, list[str]] = {}
         self.parameters: dict[int, nn.Parameter] = {}
         full_names: dict[str, nn.Parameter] = {}
@@ -87,7 +88,20 @@ class ModuleTree:
         ``whole`` are modules that a run has shown to be unsplittable.
         """
         opaque = {name for module, name in self.names.items() if _is_opaque(module)} | set(whole)
-        return {module: name for module, name in self.names.items() if opaque.isdisjoint(ancestors(name))}
+        return {
+            module: name
+            for module, name in self.names.items()
+            if opaque.isdisjoint(ancestors(name)) and not self._is_everywhere(module, name)
+        }
+
+    def _is_everywhere(self, module: nn.Module, name: str) -> bool:
+        """Whether modules share one of torch's that computes with its arguments alone."""
+        return (
+            name in self._shared_modules
+            and type(module).__module__.startswith("torch.nn.modules.")
+            and not (module._parameters or module._buffers or module._modules)
+            and not ("forward" in module.__dict__ or watchers(module) or has_backward_hooks(module))
+        )
 
     def infos(self, operations: dict[str, int], calls: dict[str, int]) -> dict[str, ModuleInfo]:
         """Return the trace's information about each module; a shared tensor counts for its first owner."""
@@ -108,7 +122,10 @@ class ModuleTree:
                 calls=calls.get(name, 0),
                 operations=operations.get(name, 0),
                 opaque=_is_opaque(module),
-                container=_is_container(module) or _is_opened(module, name, calls),
+                container=_is_container(module)
+                or _is_opened(module, name, calls)
+                or self._is_everywhere(module, name),
+                everywhere=self._is_everywhere(module, name),
             )
         return found
 

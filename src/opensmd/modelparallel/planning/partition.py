@@ -140,8 +140,7 @@ def manual_partition(
             notes.append(f"{same}, so their modules all go to stage {homes[owners[0]]}")
         for owner in owners:
             homes[owner] = homes[owners[0]]
-    homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
-    return _plan(trace, stages, homes, step or StepShape.of(stages), notes=tuple(notes))
+    return _plan(trace, stages, _with_aliases(trace, homes), step or StepShape.of(stages), notes=tuple(notes))
 
 
 def _plan(
@@ -220,7 +219,13 @@ def _homes(
     sharing = {trace.owner(name) for names in trace.shared for name in names}
     settled = {name: stage for name, stage in by_hand.items() if name not in sharing} | dict(kept)
     homes = {name: settled.get(name, stage_of[unit]) for name, unit in trace.anchors.items()}
-    homes.update({alias: homes[name] for alias, name in trace.aliases.items()})
+    return _with_aliases(trace, homes)
+
+
+def _with_aliases(trace: ModelTrace, homes: dict[str, int]) -> dict[str, int]:
+    """Add the further names of modules; what is everywhere is where the module around it is."""
+    for alias, name in trace.aliases.items():  # outer ones first
+        homes[alias] = homes[alias.rpartition(".")[0] if trace.modules[name].everywhere else name]
     return homes
 
 

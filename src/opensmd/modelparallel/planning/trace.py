@@ -22,7 +22,8 @@ class ModuleInfo:
     """One module of the tree. Sizes are those of its own parameters and buffers, without its children's.
 
     ``opaque`` modules are never split; a ``container`` has no forward, so others call its children;
-    ``operations`` counts those that it ran itself, outside its children.
+    ``operations`` counts those that it ran itself, outside its children. What several modules share and is
+    ``everywhere`` runs with each of them: an activation function, which has nothing of its own.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ModuleInfo:
     operations: int = 0
     opaque: bool = False
     container: bool = False
+    everywhere: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

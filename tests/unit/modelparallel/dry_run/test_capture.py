@@ -597,3 +597,13 @@ def test_a_dry_run_with_values_goes_through_compiled_modules() -> None:
         return model(torch.ones(2, 4)).sum().item()  # type: ignore[no-any-return]
 
     assert "1" in {unit.module for unit in capture(model, call).units}
+
+
+def test_activations_that_layers_share_run_with_each_of_them() -> None:
+    """On a stage of their own, all layers elsewhere would send their results there and back."""
+    activation = nn.GELU()
+    layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), activation)]
+    model = nn.Sequential(*layers, nn.Sequential(nn.Linear(8, 8), activation))
+    plan = partition(capture(model, lambda: model(torch.ones(2, 8)).sum()), 2)
+    assert [crossing.tensors for crossing in plan.crossings] == [1]
+    assert plan.atomic()["8"] == 1
