@@ -20,6 +20,7 @@ from opensmd.environment.variables import fill
 from opensmd.modelparallel.dry_run.automatic import choose_settings
 from opensmd.modelparallel.elastic.elastic_job import ElasticJob
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup, RankGrid
 from opensmd.modelparallel.ranks.groups import Groups, default_group
 from opensmd.modelparallel.ranks.host_grid import HostGrid
@@ -102,8 +103,7 @@ def _require_same_settings(cfg: Config, size: int) -> None:
     Raises:
         SMPError: on all of them, naming a setting that differs.
     """
-    everyone: list[Any] = [None] * size
-    dist.all_gather_object(everyone, cfg.model_dump(exclude={"ddp_port"}))
+    everyone = exchange(cfg.model_dump(exclude={"ddp_port"}))
     for rank, other in enumerate(everyone):
         for name, value in everyone[0].items():
             if other[name] != value:

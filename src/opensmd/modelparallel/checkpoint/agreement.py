@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import DistBackendError
 
+from opensmd.modelparallel.communicate import meet_for
 from opensmd.modelparallel.exceptions import PeerCheckpointError
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.poisoned_groups import poison
 from opensmd.modelparallel.state import state
 
-__all__ = ["exchange", "naming_lost_ranks", "together"]
+__all__ = ["meet_for_files", "naming_lost_ranks", "together"]
 
 Result = TypeVar("Result")
 
@@ -53,11 +54,20 @@ def together(group: dist.ProcessGroup, work: Callable[[], Result], *, failed: st
     return results[0]
 
 
-def exchange(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return the values of all ranks of ``group``."""
-    values: list[Any] = list(itertools.repeat(None, dist.get_world_size(group)))
-    dist.all_gather_object(values, value, group=group)
-    return values
+def meet_for_files(name: str, *kinds: CommGroup, failed: str) -> None:
+    """Begin a call that the ranks of a replica make together; see :func:`.meet_for`.
+
+    Args:
+        name: what was called.
+        kinds: groups that take part besides those of one replica.
+        failed: the error text if ranks are lost.
+
+    Raises:
+        SMPError: the call comes from a step of a split model, or others have called something else.
+        PeerCheckpointError: ranks are lost.
+    """
+    with naming_lost_ranks(failed):
+        meet_for(name, *kinds)
 
 
 @contextlib.contextmanager

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from opensmd.modelparallel.checkpoint.agreement import naming_lost_ranks, together
+from opensmd.modelparallel.checkpoint.agreement import meet_for_files, together
 from opensmd.modelparallel.checkpoint.files import read
 from opensmd.modelparallel.checkpoint.newest import read_newest
 from opensmd.modelparallel.checkpoint.save_load import load
 from opensmd.modelparallel.checkpoint.saved_optimizer import SavedOptimizer
 from opensmd.modelparallel.checkpoint.saving.background import finish_background_save
 from opensmd.modelparallel.checkpoint.saving.random_states import saved_random_file, set_random_states
-from opensmd.modelparallel.communicate import meet_for
 from opensmd.modelparallel.exceptions import SMPCheckpointError
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
@@ -67,8 +66,7 @@ def resume_from_checkpoint(
         RuntimeError: the model's state does not fit; nothing has been changed.
     """
     groups = state.require("smp.resume_from_checkpoint").groups
-    with naming_lost_ranks(f"nothing of {path} was loaded"):
-        meet_for("smp.resume_from_checkpoint")
+    meet_for_files("smp.resume_from_checkpoint", failed=f"nothing of {path} was loaded")
     folder = Path(path)
     if load_optimizer_states is not None:
         load_optimizer = load_optimizer_states

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from opensmd.modelparallel.checkpoint.agreement import naming_lost_ranks, together
+from opensmd.modelparallel.checkpoint.agreement import meet_for_files, together
 from opensmd.modelparallel.checkpoint.newest import NEWEST
 from opensmd.modelparallel.checkpoint.saved_optimizer import SavedOptimizer
 from opensmd.modelparallel.checkpoint.saving.background import (
@@ -22,7 +22,6 @@ from opensmd.modelparallel.checkpoint.saving.background import (
 )
 from opensmd.modelparallel.checkpoint.saving.snapshot import take_snapshot
 from opensmd.modelparallel.checkpoint.saving.writing import SavingGroups, write_snapshot
-from opensmd.modelparallel.communicate import meet_for
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.state_dicts.model_state import ModelState
@@ -76,8 +75,7 @@ def save_checkpoint(
     """
     groups = state.require("smp.save_checkpoint").groups
     failed = f"the checkpoint {tag!r} in {path} was not saved"
-    with naming_lost_ranks(failed):
-        meet_for("smp.save_checkpoint", CommGroup.DP_GROUP)
+    meet_for_files("smp.save_checkpoint", CommGroup.DP_GROUP, failed=failed)
     _require_saveable(path, tag, model, optimizer, user_content)
     finish_background_save()
     if partial and model is not None and state.cfg.shards_parameters:

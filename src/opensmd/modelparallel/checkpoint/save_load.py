@@ -21,12 +21,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from opensmd.modelparallel.checkpoint.agreement import exchange, naming_lost_ranks, together
+from opensmd.modelparallel.checkpoint.agreement import meet_for_files, naming_lost_ranks, together
 from opensmd.modelparallel.checkpoint.files import PROTOCOL, Caller, commit, read, write_aside
 from opensmd.modelparallel.checkpoint.names import partial_name, pending_name
 from opensmd.modelparallel.checkpoint.part_files import PartFiles, complete_set, missing_text
 from opensmd.modelparallel.checkpoint.seal import Label
-from opensmd.modelparallel.communicate import meet_for
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.groups import Groups
 from opensmd.modelparallel.state import state
@@ -96,8 +96,7 @@ def save(
         aside = write_aside(obj, path, Label(save=uuid.uuid4().hex, part=0, parts=1), **options)
         commit(aside, path, alone=False)  # other ranks may be writing the same name
         return
-    with naming_lost_ranks(f"{path} was not saved"):
-        meet_for("smp.save(partial=True)")
+    meet_for_files("smp.save(partial=True)", failed=f"{path} was not saved")
     save_part(obj, path, v3=v3, suffix=suffix, **options)
 
 
@@ -204,8 +203,7 @@ def load(
             raise FileNotFoundError(missing_text(path, partial=False))
         return read(path, **options)
     groups = state.require("smp.load(partial=True)").groups
-    with naming_lost_ranks(f"{f} was not loaded"):
-        meet_for("smp.load(partial=True)")
+    meet_for_files("smp.load(partial=True)", failed=f"{f} was not loaded")
     group = groups[CommGroup.MP_GROUP]
 
     def load_own() -> Any:

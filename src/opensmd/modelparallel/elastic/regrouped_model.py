@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-import torch.distributed as dist
-
 from opensmd.modelparallel.dry_run.first_plan import FirstPlan
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replan.moving import replan
 from opensmd.modelparallel.replan.plan_check import PlanCheck
@@ -81,8 +80,7 @@ class RegroupedModel(ModelState):
         if self._known_plan is not None:
             trained = [parameter.requires_grad for parameter in self.get_module().parameters()]
             own = self._known_plan.to_json(), trained
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, own, group=state.groups.messages)
+        everyone = exchange(own, state.groups.messages)
         known = next((answer for answer in everyone if answer is not None), None)
         if known is None:
             return None

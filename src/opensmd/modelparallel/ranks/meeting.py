@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from opensmd.modelparallel._torch_internals import gathered_vectors, gathering
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.exchange import exchange
 
 __all__ = ["Four", "begin_meeting", "meet"]
 
@@ -64,8 +64,7 @@ def _compared(everyone: Tensor, what: str, group: dist.ProcessGroup) -> list[Fou
 
 
 def _refuse(what: str, group: dist.ProcessGroup) -> None:
-    calls: list[Any] = [None] * group.size()
-    dist.all_gather_object(calls, what, group=group)
+    calls = exchange(what, group)
     ranks = dist.get_process_group_ranks(group)
     said = ", ".join(f"rank {rank} called {call}" for rank, call in zip(ranks, calls, strict=True))
     raise SMPError(

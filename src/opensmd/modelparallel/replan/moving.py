@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.planning.plan import Plan
 from opensmd.modelparallel.ranks.composite import is_composite
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.replicas.reducer import Replicas
 from opensmd.modelparallel.runtime.engine import Engine
@@ -72,8 +73,7 @@ def _obstacle(module: nn.Module, plan: Plan, group: dist.ProcessGroup) -> str | 
         return "the model has DTensors"
     if any(is_composite(parameter) for parameter in parameters.values()):
         return "the model has parameters made of other tensors, such as quantized ones"
-    names: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(names, [name for name, _ in module.named_buffers()], group=group)
+    names = exchange([name for name, _ in module.named_buffers()], group)
     if any(others != names[0] for others in names):
         return "modules have got buffers in their forward, which the other ranks do not have"
     for shared in plan.shared:

@@ -18,6 +18,7 @@ from opensmd.modelparallel.planning.measured import (
     better_plan,
 )
 from opensmd.modelparallel.planning.plan import Plan
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.report.better_plan import better_plan_text
 
@@ -95,9 +96,7 @@ class PlanCheck:
 
     def _of_all_stages(self) -> list[StageTimes]:
         group = self._groups[CommGroup.PP_GROUP]
-        everyone: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everyone, _usual(self._times), group=group)
-        return everyone
+        return exchange(_usual(self._times), group)
 
     def _compared(self, measured: Sequence[StageTimes]) -> BetterPlan | None:
         """Compare the times of all stages, on the rank that made the plan, and log the result."""

@@ -7,12 +7,12 @@ same sizes, gradients of one parameter would be averaged with those of another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.meeting import Four, begin_meeting, meet
 from opensmd.modelparallel.ranks.sendable import control_device
 
@@ -72,8 +72,7 @@ class TrainedAlike:
             self._refuse()
 
     def _refuse(self) -> None:
-        everyone: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(everyone, self._trained, group=self._group)
+        everyone = exchange(self._trained, self._group)
         differing = [place for place, found in enumerate(zip(*everyone, strict=True)) if len({*found}) > 1]
         first = differing[0]
         ranks = dist.get_process_group_ranks(self._group)

@@ -1,7 +1,7 @@
 """What a user sees of a pipeline: the plan's table, the chart of a run, and its Chrome trace.
 
-Begin with ``events``; ``last_step`` asks the job's own engine for them. Imports ``planning`` and, only for
-the last step, the ``runtime``.
+Begin with ``events``; ``last_step`` asks the job's own engine for them. Imports ``planning``, ``ranks``
+and, only for the last step, the ``runtime``.
 """
 
 from opensmd.modelparallel.report.chart import draw_chart

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from opensmd.environment.wall_clock import wall_clock_offset
+from opensmd.modelparallel.ranks.exchange import exchange
 
 __all__ = ["KINDS", "RecordedStretch", "PipelineEvent", "busy_share", "gather_events"]
 
@@ -89,9 +90,7 @@ def gather_events(
         )
         for message in sent
     ]
-    everyone: list[list[PipelineEvent]] = [[] for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(everyone, mine, group=group)
-    return [event for events in everyone for event in events]
+    return [event for events in exchange(mine, group) for event in events]
 
 
 def busy_share(events: Sequence[PipelineEvent]) -> dict[int, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +10,7 @@ from torch import nn
 
 from opensmd.modelparallel._torch_internals import gathered_vectors
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.sendable import control_device
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
 
@@ -37,8 +37,7 @@ def require_same_model(module: nn.Module, group: dist.ProcessGroup, *, sliced: C
     hashes = gathered_vectors(own, group)
     if bool((hashes == hashes[0]).all()):
         return
-    models: list[Any] = [None] * group.size()
-    dist.all_gather_object(models, mine, group=group)
+    models = exchange(mine, group)
     other = next(rank for rank, model in enumerate(models) if model != models[0])
     # None makes a model that merely has more parameters differ somewhere.
     pairs = zip([*models[0], None], [*models[other], None], strict=False)

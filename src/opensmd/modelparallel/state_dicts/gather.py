@@ -17,6 +17,7 @@ from torch import Tensor
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPUnsupportedError
 from opensmd.modelparallel.ranks.composite import Form, composed, form_of, plain_parts
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.gathered import newly_gathered
 from opensmd.modelparallel.ranks.sendable import sendable
 from opensmd.modelparallel.runtime.tensors.memory_layout import (
@@ -94,14 +95,11 @@ def collect(
 def _owners_of(lacking: list[str], whole: Mapping[str, Any], group: dist.ProcessGroup) -> dict[str, int]:
     """Find owners of entries that their home lacks: those that hooks make, buffers computed elsewhere."""
     size = dist.get_world_size(group)
-    everyone: list[Any] = [None] * size
-    dist.all_gather_object(everyone, lacking, group=group)
+    everyone = exchange(lacking, group)
     missing = [name for names in everyone for name in names]
     if not missing:
         return {}
-    dist.all_gather_object(
-        everyone, [name for name in missing if name in whole and has_data(whole[name])], group=group
-    )
+    everyone = exchange([name for name in missing if name in whole and has_data(whole[name])], group)
     owners = {name: rank for rank in reversed(range(size)) for name in everyone[rank]}
     if nowhere := [name for name in missing if name not in owners]:
         raise SMPUnsupportedError(
@@ -118,8 +116,7 @@ def gather_full(state_dict: Mapping[str, Any], *, group: dist.ProcessGroup) -> d
     Raises:
         SMPCheckpointError: on every rank, if some have a full state dict and some a partial one.
     """
-    kinds: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(kinds, is_partial(state_dict), group=group)
+    kinds = exchange(is_partial(state_dict), group)
     if not all(kinds):
         full = [rank for rank, partial in enumerate(kinds) if not partial]
         raise SMPCheckpointError(
@@ -130,9 +127,8 @@ def gather_full(state_dict: Mapping[str, Any], *, group: dist.ProcessGroup) -> d
 
 def unite(own: Mapping[Key, Any], *, group: dist.ProcessGroup, only_first: bool = False) -> dict[Key, Any]:
     """Merge the entries of all ranks of ``group``; if several have a name, the first rank's counts."""
-    size, me = dist.get_world_size(group), dist.get_rank(group)
-    descriptions: list[Any] = [None] * size
-    dist.all_gather_object(descriptions, _describe(own), group=group)
+    me = dist.get_rank(group)
+    descriptions = exchange(_describe(own), group)
     united: dict[Key, Any] = {}
     receives = me == 0 or not only_first
     for home, described in enumerate(descriptions):

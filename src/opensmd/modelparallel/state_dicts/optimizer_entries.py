@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError
 from opensmd.modelparallel.precision.layout import Layout
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.ranks.shards import Shard
 from opensmd.modelparallel.state import state
@@ -57,8 +57,7 @@ def require_same_numbers(layout: Layout, name: str) -> None:
         SMPError: on all of them, if they have not.
     """
     group = state.groups[CommGroup.PP_GROUP]
-    names: list[Any] = [None] * group.size()
-    dist.all_gather_object(names, layout.full_names, group=group)
+    names = exchange(layout.full_names, group)
     if any(other != names[0] for other in names):
         raise SMPError(
             f"{name}: the optimizers of the pipeline's ranks have different parameters, so that entries of "
@@ -149,9 +148,8 @@ def _has_axes(value: Any) -> bool:
 def merged_parts(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the parts of all ranks of the replica into a full state dict."""
     group = state.require("load_state_dict").groups[CommGroup.PP_GROUP]
-    layouts: list[Any] = [None] * dist.get_world_size(group)
     mine = {"param_groups": [], **state_dict, "state": {}} if is_partial(state_dict) else None
-    dist.all_gather_object(layouts, mine, group=group)
+    layouts = exchange(mine, group)
     if None in layouts:
         raise SMPCheckpointError("some ranks gave a full optimizer state dict and some a partial one")
     merged = merge_optimizers(layouts)

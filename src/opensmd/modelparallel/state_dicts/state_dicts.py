@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from opensmd.modelparallel.communicate import meet_for, require_meeting
 from opensmd.modelparallel.exceptions import SMPCheckpointError, SMPError, SMPUnsupportedError
 from opensmd.modelparallel.planning.saved_places import saved_places
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup
 from opensmd.modelparallel.runtime.tensors.before_writing import before_writing
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
@@ -166,8 +167,7 @@ class StateDicts(DistributedParts):
         except SMPUnsupportedError as error:
             failure = error
         group = state.groups[CommGroup.PP_GROUP]
-        failures: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(failures, failure and str(failure), group=group)
+        failures = exchange(failure and str(failure), group)
         if failed := [f"pp_rank {rank}: {text}" for rank, text in enumerate(failures) if text]:
             raise SMPUnsupportedError("; ".join(failed)) from failure
         return whole
@@ -287,8 +287,7 @@ class StateDicts(DistributedParts):
         group, local = state.groups[CommGroup.PP_GROUP], set(self._own_entries())
         wanted, given = ([name for name in names if self._is_of_split(name)] for names in (local, own))
         missing, unknown = sorted(local - set(own) - set(wanted)), sorted(set(own) - local - set(given))
-        answers: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(answers, (state.rank, missing, unknown, wanted, given), group=group)
+        answers = exchange((state.rank, missing, unknown, wanted, given), group)
         sources = {name: source for source, (*_, given) in reversed([*enumerate(answers)]) for name in given}
         for rank, missing, unknown, wanted, _ in answers:
             missing = [*missing, *sorted(set(wanted) - set(sources))]
@@ -336,8 +335,7 @@ class StateDicts(DistributedParts):
         if dist.get_world_size(group) == 1:
             return {}
         own = None if self._pending_local is None else list(marked(self._pending_local))
-        answers: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(answers, (state.rank, own), group=group)
+        answers = exchange((state.rank, own), group)
         lacking = [rank for rank, names in answers if names is None]
         if len(lacking) == len(answers):
             return {}

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from opensmd.modelparallel.dry_run.capture import is_tracing
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.meeting import meet
 from opensmd.modelparallel.ranks.shards import bounds
 from opensmd.modelparallel.runtime.stable_hash import stable_hash
@@ -154,8 +155,7 @@ def _require_same_call(tensor: Tensor, module: str) -> None:
     form = _form(tensor.shape, tensor.dtype, module)
     if len({*meet("a distributed module", group, tensor.device, (form, 0, 0, 0))}) == 1:
         return
-    calls: list[Any] = [None] * group.size()
-    dist.all_gather_object(calls, (list(tensor.shape), tensor.dtype, module), group=group)
+    calls = exchange((list(tensor.shape), tensor.dtype, module), group)
     modules = [name for _, _, name in calls]
     if len(set(modules)) > 1:
         raise ValueError(

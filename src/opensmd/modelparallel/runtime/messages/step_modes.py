@@ -7,13 +7,14 @@ only where something lives, as with ``model.local_parameters()``; the other rank
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch import nn
 
 from opensmd.modelparallel._torch_internals import without_interception
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.exchange import exchange
 
 __all__ = ["StepModes"]
 
@@ -60,8 +61,7 @@ class StepModes:
         Raises:
             SMPError: a rank has changed a mode that the rank where it lives has left as it was.
         """
-        gathered: list[Any] = [None] * group.size()
-        dist.all_gather_object(gathered, (self._agreed, self._modes), group=group)
+        gathered = exchange((self._agreed, self._modes), group)
         before, now = zip(*gathered, strict=True)
         for place, home in enumerate(self._homes):
             for rank in range(group.size()):
