@@ -16,7 +16,7 @@ TypeError.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from torch.distributed import DistBackendError
 
 from opensmd.modelparallel.dry_run.dry import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.exchange import exchange
 from opensmd.modelparallel.ranks.grid import CommGroup, RankType
 from opensmd.modelparallel.ranks.meeting import meet
 from opensmd.modelparallel.ranks.sendable import control_device
@@ -36,6 +37,7 @@ __all__ = [
     "broadcast",
     "dp_barrier",
     "meet_for",
+    "meet_sharing_tensors",
     "mp_barrier",
     "recv_from",
     "require_meeting",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 RECEIVED = -1
+_OF_REPLICA = (CommGroup.PP_GROUP, CommGroup.TP_GROUP)
 
 Result = TypeVar("Result")
 
@@ -92,18 +95,20 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
     """Return the objects of all ranks of the caller's ``group``, in rank order; all of them must call."""
     kind = _group(group, "smp.allgather")
 
-    def gather() -> list[Any]:
-        gathered: list[Any] = [None] * state.groups.size(kind)
-        dist.all_gather_object(gathered, obj, group=state.groups[kind])
-        return gathered
-
-    return _over_replicas(kind, gather, "smp.allgather")
+    return _over_replicas(kind, lambda: exchange(obj, state.groups[kind]), "smp.allgather")
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
-    """Wait until every rank of the caller's ``group`` has called this."""
-    kind = _group(group, "smp.barrier")
-    _over_replicas(kind, lambda: dist.barrier(group=state.groups[kind]), "smp.barrier")
+    """Wait until every rank of the caller's ``group`` has called this.
+
+    Raises:
+        SMPError: others have called something else.
+    """
+    name = "smp.barrier"
+    kind = _group(group, name)
+    # Of a replica, whose ranks may have called what they do together in a smaller group.
+    inside = _OF_REPLICA if kind in (CommGroup.WORLD, CommGroup.MP_GROUP) else ()
+    _over_replicas(kind, lambda: _meet(name, [state.groups[each] for each in (*inside, kind)]), name)
 
 
 def mp_barrier() -> None:
@@ -213,8 +218,27 @@ def meet_for(name: str, *kinds: CommGroup, shards: bool = False) -> None:
         DistBackendError: others are lost, or in a call of torch.distributed.
     """
     require_meeting(name)
-    groups = [state.groups[kind] for kind in (CommGroup.PP_GROUP, CommGroup.TP_GROUP, *kinds)]
-    groups += [state.groups.shards] if shards else []
+    groups = [state.groups[kind] for kind in (*_OF_REPLICA, *kinds)]
+    _meet(name, groups + [state.groups.shards] * shards)
+
+
+def meet_sharing_tensors(name: str) -> None:
+    """Begin a call of ranks that share distributed modules, if there are any.
+
+    Args:
+        name: what was called.
+
+    Raises:
+        SMPError: others have called something else.
+        DistBackendError: others are lost, or in a call of torch.distributed.
+    """
+    group = state.groups[CommGroup.TP_GROUP]
+    # Where it would wait for an accelerator, the next step has to tell.
+    if state.model is not None and state.model.shards and control_device(group).type == "cpu":
+        _meet(name, [group])
+
+
+def _meet(name: str, groups: Sequence[dist.ProcessGroup]) -> None:
     try:
         for group in groups:
             if group.size() > 1:

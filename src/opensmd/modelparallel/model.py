@@ -292,7 +292,7 @@ class DistributedModel(NotForDDP, RegroupedModel, NotCopied):
         self._require_ready()
         function, pipeline = call.function, smp_state.groups[CommGroup.PP_GROUP]
         args, kwargs, seed = self._agreed_inputs(call, pipeline)
-        seed = begin_alike(args, kwargs, seed)
+        seed = begin_alike(function, args, kwargs, seed)
         calls = call.split(args, kwargs)
         first = not self.partitioned
         if first:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opensmd.modelparallel._torch_internals import runs_step_hooks, without_interception
-from opensmd.modelparallel.communicate import meet_for, require_meeting
+from opensmd.modelparallel.communicate import meet_for, meet_sharing_tensors, require_meeting
 from opensmd.modelparallel.dry_run.capture import is_tracing
 from opensmd.modelparallel.exceptions import SMPError
 from opensmd.modelparallel.precision._torch_internals import foreign_scaler_asks
@@ -312,10 +312,16 @@ class _InStep:
 
     @runs_step_hooks
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Step, except in the dry run, which has no gradients."""
+        """Step, except in the dry run, which has no gradients.
+
+        Raises:
+            SMPError: other ranks of the tensor-parallel group have called something else.
+        """
         if is_tracing():
             return None
         with beside_the_program() as aside:
+            if not aside:
+                meet_sharing_tensors("optimizer.step()")
             result = super().step(*args, **kwargs)  # type: ignore[misc]
         if aside and state.model is not None:
             parameters = dict(state.model.get_module().named_parameters())
@@ -328,11 +334,14 @@ class _InStep:
         Raises:
             TypeError: ``max_norm`` is not a number.
             ValueError: ``max_norm`` is negative or NaN.
+            SMPError: other ranks of the replica have called something else.
         """
         require_norm(max_norm)  # before anything is sent, and before gradients reach the masters
         if is_tracing():
             return 0.0
-        with beside_the_program():
+        with beside_the_program() as aside:
+            if not aside:
+                meet_for("optimizer.clip_master_grads()")
             norm: float = super().clip_master_grads(max_norm)  # type: ignore[misc]
         return norm
 

@@ -17,10 +17,26 @@ SPLIT = {"partitions": 2, "microbatches": 2}
 REPLICAS = {**SPLIT, "ddp": True}
 SLICED = {"microbatches": 2, "ddp": True, "tensor_parallel_degree": 2}
 Call = Callable[[Any, Any, Path], object]
+EVALUATION = "the step 'evaluate.<locals>.forward' without gradients"
+
+
+@torch.no_grad()
+def evaluate(model: Any) -> None:
+    @smp.step
+    def forward(x: Tensor) -> object:
+        return model(x)
+
+    forward(torch.ones(4, 4))
+
+
 CALLS: dict[str, Call] = {
     "model.state_dict()": lambda model, optimizer, path: model.state_dict(),
     "model.load_state_dict()": lambda model, optimizer, path: model.load_state_dict({}, strict=False),
     "optimizer.state_dict()": lambda model, optimizer, path: optimizer.state_dict(),
+    "optimizer.step()": lambda model, optimizer, path: optimizer.step(),
+    "optimizer.clip_master_grads()": lambda model, optimizer, path: optimizer.clip_master_grads(1.0),
+    "smp.barrier": lambda model, optimizer, path: smp.barrier(),
+    EVALUATION: lambda model, optimizer, path: evaluate(model),
     "smp.save(partial=True)": lambda model, optimizer, path: smp.save({}, str(path / "saved")),
     "smp.save_checkpoint": lambda model, optimizer, path: smp.save_checkpoint(str(path), "tag", model=model),
 }
@@ -48,8 +64,12 @@ def call_on_one_rank(settings: dict[str, Any], call: str, path: Path) -> None:
     [
         (SPLIT, "model.load_state_dict()"),
         (SPLIT, "smp.save(partial=True)"),
+        (SPLIT, "optimizer.clip_master_grads()"),
+        (REPLICAS, "smp.barrier"),
         (REPLICAS, "model.state_dict()"),
         (SLICED, "optimizer.state_dict()"),
+        (SLICED, "optimizer.step()"),
+        (SLICED, EVALUATION),
         (SLICED, "smp.save_checkpoint"),  # once, the number of another call was taken for a size
     ],
 )

@@ -1,19 +1,19 @@
-"""With ``prescaled_batch``, making ranks that share tensors start a step with the same batch and seed.
+"""Making ranks that share tensors start the same step; with ``prescaled_batch``, with one batch and seed.
 
-Different batches would mix in every shared module, and only wrong numbers would show it. So would different
-dropout in earlier modules, which draw from each rank's own generators.
+Different steps or batches would mix in every shared module, and only wrong numbers would show it. So would
+different dropout in earlier modules, which draw from each rank's own generators.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from opensmd.modelparallel._torch_internals import gathered_vectors
+from opensmd.modelparallel.communicate import meet_sharing_tensors
 from opensmd.modelparallel.exceptions import SMPError
+from opensmd.modelparallel.ranks.meeting import meet
 from opensmd.modelparallel.ranks.sendable import control_device
-from opensmd.modelparallel.runtime.messages.step_inputs import fingerprint
+from opensmd.modelparallel.runtime.messages.step_inputs import fingerprint, program
 from opensmd.modelparallel.runtime.tensors import structure
 from opensmd.modelparallel.state import state
 from opensmd.modelparallel.tensor_parallel.random import (
@@ -27,35 +27,42 @@ from opensmd.modelparallel.tensor_parallel.tensor_group import tensor_process_gr
 __all__ = ["begin_alike"]
 
 
-def begin_alike(args: tuple[Any, ...], kwargs: dict[str, Any], seed: int) -> int:
-    """Compare a step's arguments over the tensor-parallel group, and make it draw the same random numbers.
+def begin_alike(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seed: int
+) -> int:
+    """Require that the tensor-parallel ranks call the same step; with ``prescaled_batch``, begin it alike.
 
-    All ranks of the group must call.
+    All ranks of the group must call. Then the step has the same arguments and draws the same random numbers.
 
     Args:
+        function: the step's.
         seed: what this rank's pipeline draws alike from.
 
     Returns:
         The seed of the first rank's pipeline.
 
     Raises:
-        SMPError: on all of them, if the arguments differ.
+        SMPError: on all of them, if the functions or the arguments differ.
     """
-    if tensor_size() == 1 or not state.cfg.prescaled_batch:
+    if tensor_size() == 1:
+        return seed
+    if not state.cfg.prescaled_batch:
+        meet_sharing_tensors(program(function))
         return seed
     group = tensor_process_group()
     # All in one collective, as this is the price of every step.
     data, drawn = fingerprint(structure.tensors_in((args, kwargs))), fingerprint(generator_states())
-    numbers = [data, drawn, script_position(), seed]
-    everyone = gathered_vectors(torch.tensor(numbers, device=control_device(group)), group).tolist()
-    if len(set(everyone[::4])) > 1:
+    numbers = (data, drawn, script_position(), seed)
+    found = meet(program(function), group, control_device(group), numbers)
+    everyone = [set(each) for each in zip(*found, strict=True)]
+    if len(everyone[0]) > 1:
         raise SMPError(
             f"rank {state.rank}: the ranks of a tensor-parallel group called the step with different data. "
             "With prescaled_batch=True they need the same batch: shard data by smp.rdp_rank() of "
             "smp.rdp_size(). Set it to False to give each rank a batch of its own"
         )
-    if len(set(everyone[1::4])) > 1:
+    if len(everyone[1]) > 1:
         follow_first_rank()
-    if len(set(everyone[2::4])) > 1:
+    if len(everyone[2]) > 1:
         follow_script_of_first_rank()
-    return int(everyone[3])
+    return found[0][3]

@@ -26,7 +26,7 @@ from opensmd.modelparallel.runtime.tensors.pieces import is_one_piece, pieces_of
 from opensmd.modelparallel.runtime.tensors.structure import Arguments
 from opensmd.script_level import script_level
 
-__all__ = ["StepInputs", "agreed_inputs", "fingerprint"]
+__all__ = ["StepInputs", "agreed_inputs", "fingerprint", "program"]
 
 _LINE_BYTES, _LINES = 64, 1024  # the size of a cache line, and how many are read from a large tensor
 # dtypes that NumPy can view as bytes
@@ -68,9 +68,7 @@ def agreed_inputs(
         RuntimeError: a rank did not come within the group's timeout.
     """
     leaves = structure.tensors_in((args, kwargs))
-    everyone = meet(
-        _program(function), group, device, (_form(args, kwargs), fingerprint(leaves), seed, modes)
-    )
+    everyone = meet(program(function), group, device, (_form(args, kwargs), fingerprint(leaves), seed, modes))
     forms, data = {numbers[0] for numbers in everyone}, {numbers[1] for numbers in everyone}
     seed, same_modes = everyone[0][2], len({numbers[3] for numbers in everyone}) == 1
     if len(forms) == len(data) == 1:
@@ -87,7 +85,7 @@ def agreed_inputs(
     return StepInputs(_first_rank_arguments(args, kwargs, group, device), seed, same_modes)
 
 
-def _program(function: Callable[..., Any]) -> str:
+def program(function: Callable[..., Any]) -> str:
     """Describe what a rank is about to run."""
     name = f"the step {getattr(function, '__qualname__', type(function).__qualname__)!r}"
     if torch.is_inference_mode_enabled():
