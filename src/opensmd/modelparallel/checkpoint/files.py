@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from opensmd.first_line import first_line
 from opensmd.modelparallel.checkpoint.contents import describe, find_unloadable
 from opensmd.modelparallel.checkpoint.names import pending_name, pending_of
 from opensmd.modelparallel.checkpoint.records import verify_records
@@ -200,7 +201,7 @@ def _why_not(path: Path, error: Exception) -> str:
     if not is_zip(path):
         return f"{path} is not a checkpoint{_naming_what_it_asks_for(error)}"
     if not isinstance(error, pickle.UnpicklingError):
-        return f"{path} cannot be loaded: {type(error).__name__}: {_first_line(error)}"
+        return f"{path} cannot be loaded: {type(error).__name__}: {first_line(error)}"
     protocol = _protocol(path)
     if protocol > PROTOCOL and refused_name(error) is None:
         return (
@@ -231,10 +232,6 @@ def _protocol(path: Path) -> int:
         with archive.open(name) as record:
             start = record.read(2)
     return start[1] if start[:1] == pickle.PROTO and len(start) == 2 else 0
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _reason(error: BaseException) -> str:
