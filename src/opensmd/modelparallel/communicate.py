@@ -219,7 +219,8 @@ def meet_for(name: str, *kinds: CommGroup, shards: bool = False) -> None:
     """
     require_meeting(name)
     groups = [state.groups[kind] for kind in (*_OF_REPLICA, *kinds)]
-    _meet(name, groups + [state.groups.shards] * shards)
+    groups += [state.groups.shards] if shards else []
+    _meet(name, groups)
 
 
 def meet_sharing_tensors(name: str) -> None:

@@ -112,6 +112,7 @@ class ModuleTree:
             seen.update(map(id, own))
             buffers = [b for b in module._buffers.values() if b is not None and id(b) not in seen]
             seen.update(map(id, buffers))
+            everywhere = self._is_everywhere(module, name)
             found[name] = ModuleInfo(
                 name=name,
                 kind=type(module).__name__,
@@ -122,10 +123,8 @@ class ModuleTree:
                 calls=calls.get(name, 0),
                 operations=operations.get(name, 0),
                 opaque=_is_opaque(module),
-                container=_is_container(module)
-                or _is_opened(module, name, calls)
-                or self._is_everywhere(module, name),
-                everywhere=self._is_everywhere(module, name),
+                container=everywhere or _is_container(module) or _is_opened(module, name, calls),
+                everywhere=everywhere,
             )
         return found
 

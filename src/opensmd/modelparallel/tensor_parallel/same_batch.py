@@ -53,16 +53,16 @@ def begin_alike(
     # All in one collective, as this is the price of every step.
     data, drawn = fingerprint(structure.tensors_in((args, kwargs))), fingerprint(generator_states())
     numbers = (data, drawn, script_position(), seed)
-    found = meet(program(function), group, control_device(group), numbers)
-    everyone = [set(each) for each in zip(*found, strict=True)]
-    if len(everyone[0]) > 1:
+    of_ranks = meet(program(function), group, control_device(group), numbers)
+    batches, states, positions, _ = map(set, zip(*of_ranks, strict=True))
+    if len(batches) > 1:
         raise SMPError(
             f"rank {state.rank}: the ranks of a tensor-parallel group called the step with different data. "
             "With prescaled_batch=True they need the same batch: shard data by smp.rdp_rank() of "
             "smp.rdp_size(). Set it to False to give each rank a batch of its own"
         )
-    if len(everyone[1]) > 1:
+    if len(states) > 1:
         follow_first_rank()
-    if len(everyone[2]) > 1:
+    if len(positions) > 1:
         follow_script_of_first_rank()
-    return found[0][3]
+    return of_ranks[0][3]

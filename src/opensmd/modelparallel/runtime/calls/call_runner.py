@@ -409,9 +409,9 @@ class CallRunner:
         if data is None:
             return self._placeholder(described, call, home)
         device = local_device(described.device)
-        made = unpack(data, described.shape, described.stride, described.dtype, device)
-        self._spread(made, home)
-        return made
+        tensor = unpack(data, described.shape, described.stride, described.dtype, device)
+        self._spread(tensor, home)
+        return tensor
 
     def _spread(self, tensor: Tensor, home: int) -> None:
         """Note which microbatch has left a tensor that all ranks have."""

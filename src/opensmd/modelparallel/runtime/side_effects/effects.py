@@ -36,7 +36,7 @@ from opensmd.modelparallel.runtime.side_effects.objects.reach import is_of_progr
 from opensmd.modelparallel.runtime.side_effects.slots import Holder, Slot, slots_of
 from opensmd.modelparallel.runtime.side_effects.transient import is_noted
 from opensmd.modelparallel.runtime.tensors import structure
-from opensmd.modelparallel.runtime.tensors.packed import can_be_packed, pack
+from opensmd.modelparallel.runtime.tensors.packed import can_be_packed, pack, pack_values, unpack_values
 from opensmd.modelparallel.runtime.tensors.storages import lies_in
 from opensmd.modelparallel.runtime.tensors.tags import tag_of
 
@@ -157,7 +157,7 @@ class Effects:
             if _goes_elsewhere(place[0], more.content, more, spread)
         }
         written = {
-            number: _packed(tensor)
+            number: pack_values(tensor)
             for number, (tensor, before) in self._replicated.items()
             if version_of(tensor) != before
         }
@@ -237,7 +237,7 @@ def apply(
         return
     states, attributes, filled, written = structure.load(left.pickled, tensors)
     for number, packed in written.items():
-        _unpack(packed, tensors[number])
+        unpack_values(packed, tensors[number])
     for number, values in states.items():
         _set_attributes(vars(objects[number]), values)
     if isinstance(owner, nn.Module):
@@ -269,17 +269,6 @@ def _set(holder: Holder, attribute: str, value: Any) -> None:
         holder.put(attribute, value)
     else:
         setattr(holder, attribute, value)
-
-
-def _packed(tensor: Tensor) -> bytes:
-    return bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-
-
-def _unpack(packed: bytes, into: Tensor) -> None:
-    if packed:
-        numbers = torch.frombuffer(bytearray(packed), dtype=into.dtype)
-        with torch.no_grad():
-            into.copy_(numbers.view(into.shape))
 
 
 def _objects(arguments: Any) -> list[Any]:

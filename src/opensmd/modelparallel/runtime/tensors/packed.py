@@ -1,4 +1,4 @@
-"""Data of small tensors as bytes, for ranks that are to have the same ones."""
+"""Data of tensors as bytes, for ranks that are to have the same: new tensors, or values for their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["can_be_packed", "pack", "unpack"]
+__all__ = ["can_be_packed", "pack", "pack_values", "unpack", "unpack_values"]
 
 
 def can_be_packed(tensor: Tensor, most_bytes: int) -> bool:
@@ -34,8 +34,21 @@ def unpack(
     """Return a tensor of this form with packed data."""
     # A buffer without bytes is refused.
     numbers = torch.frombuffer(bytearray(packed), dtype=dtype) if packed else torch.empty(0, dtype=dtype)
-    made: Tensor = torch.empty(0, dtype=dtype, device=device)
-    return made.set_(numbers.to(device).untyped_storage(), 0, shape, stride)
+    tensor: Tensor = torch.empty(0, dtype=dtype, device=device)
+    return tensor.set_(numbers.to(device).untyped_storage(), 0, shape, stride)
+
+
+def pack_values(tensor: Tensor) -> bytes:
+    """Return a tensor's elements in their order, whatever its strides."""
+    return bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+
+
+def unpack_values(packed: bytes, into: Tensor) -> None:
+    """Write packed values into a tensor of the same shape, whose strides may be others."""
+    if packed:
+        numbers = torch.frombuffer(bytearray(packed), dtype=into.dtype)
+        with torch.no_grad():
+            into.copy_(numbers.view(into.shape))
 
 
 def _span(tensor: Tensor) -> int:
